@@ -1,5 +1,5 @@
-"""Costs of instructions by generation of NeuronCores: how long one occupies its engine, and when its result is
-there.
+"""Costs of instructions by generation of NeuronCores: how long one occupies its engine, and when its result
+is there.
 
 Rows are data, with the source of each number.  `isa` stands for the cost tables of AWS's documentation (SDK
 2.26, general/nki/api/nki/isa), `arch` for the architecture guides, `dma` for the guide to DMA bandwidth.
@@ -33,44 +33,41 @@ class Cost(NamedTuple):
 class Core:
     """A generation of NeuronCores.
 
-    clocks: GHz of the engines.  tails: nanoseconds from the end of the interval until another engine can use
-    the result.  rings: DMA engines.  ring_rate: bytes a nanosecond of one.  packet: nanoseconds that a packet
-    costs besides its bytes.  issue: nanoseconds that a queue of loads or stores needs for a transfer.
-    exclusive_psum: VectorE and ScalarE cannot use PSUM at the same time.
+    clocks: GHz of the engines.  ring_rate: bytes a nanosecond of a DMA engine.  issue: nanoseconds that a
+    queue of loads, and one of stores, needs for a transfer.
     """
 
     clocks: Mapping[Engine, float]
-    tails: Mapping[Engine, float]
     ring_rate: float
-    packet: float
     issue: tuple[float, float]
-    exclusive_psum: bool
-    rings: int = 16
 
 
 def _clocks(tensor: float, vector: float, scalar: float, gpsimd: float) -> dict[Engine, float]:
-    return {
-        Engine.TENSOR: tensor,
-        Engine.VECTOR: vector,
-        Engine.SCALAR: scalar,
-        Engine.GPSIMD: gpsimd,
-        Engine.DMA: 1.0,
-    }
+    return {Engine.TENSOR: tensor, Engine.VECTOR: vector, Engine.SCALAR: scalar, Engine.GPSIMD: gpsimd}
 
 
 TAILS = _clocks(tensor=163.0, vector=80.0, scalar=108.0, gpsimd=80.0)
-"""traces: latency N + 163 ns of products at an interval of N + 4 cycles; N + 137 of VectorE at N + 60; N + 190
-of ScalarE at N + 60.  No time from engine to engine is published, and none for v2: the same is assumed."""
+"""Nanoseconds from the end of an interval until another engine can use the result.
+
+traces: a latency of N + 163 ns of products at intervals of N + 4 cycles, N + 137 of VectorE at N + 60, N +
+190 of ScalarE at N + 60.  No time from engine to engine is published, and none for v2: the same is
+assumed."""
 
 CORES: Mapping[str, Core] = {
-    # Clocks: arch.  Rates: dma.  Packets: traces (155 ns for 4096 bytes, 83 for 2048, 9 for 4), and the 250 to
-    # 263 GB/s that counters show on trn1.
-    "v2": Core(_clocks(2.8, 1.12, 1.4, 1.4), TAILS, 17.0, 11.0, (60.0, 60.0), exclusive_psum=True),
-    # traces: 28.4 bytes a nanosecond, more than the guide's 23; a software queue (loads) needs 31 to 75 ns for
-    # a transfer, a hardware queue (stores) 517 to 620.
-    "v3": Core(_clocks(2.4, 0.96, 1.2, 1.2), TAILS, 28.4, 11.0, (53.0, 568.0), exclusive_psum=False),
-    "v4": Core(_clocks(2.4, 1.2, 1.2, 1.2), TAILS, 33.0, 11.0, (53.0, 568.0), exclusive_psum=False),
+    # Clocks: arch.  Rates: dma.  A static queue's issue is assumed.
+    "v2": Core(_clocks(2.8, 1.12, 1.4, 1.4), 17.0, (60.0, 60.0)),
+    # traces: 28.4 bytes a nanosecond, more than the guide's 23; a software queue (loads) needs 31 to 75 ns
+    # for a transfer, a hardware queue (stores) 517 to 620.
+    "v3": Core(_clocks(2.4, 0.96, 1.2, 1.2), 28.4, (53.0, 568.0)),
+    "v4": Core(_clocks(2.4, 1.2, 1.2, 1.2), 33.0, (53.0, 568.0)),
 }
+
+RINGS = 16
+"""DMA engines of a NeuronCore (dma)."""
+
+PACKET = 11.0
+"""Nanoseconds that a packet costs besides its bytes (traces: 155 ns for 4096 bytes, 83 for 2048, 9 for 4; the
+250 to 263 GB/s that counters show on trn1)."""
 
 DMA_START = 1300.0
 """Nanoseconds from a transfer's trigger until its data move (dma: semaphore to start)."""
@@ -236,30 +233,28 @@ class Costs:
             cycles = row.cycles(instruction, self.generation)
             cycles += pieces(instruction) * self.overhead(engine)
         interval = cycles / core.clocks[engine]
-        return Cost(interval, interval + core.tails[engine])
+        return Cost(interval, interval + TAILS[engine])
 
     def _tensor(self, instruction: Instruction) -> float:
         """Returns cycles of a product or a transpose; weights are loaded in the background (arch)."""
         details = instruction.details
-        fp32 = instruction.reads[0].buffer.dtype.itemsize == 4
-        if instruction.op == "nc_transpose":
-            length, passes = max(instruction.partitions, min(MIN_CYCLES, instruction.free)), 2 if fp32 else 1
-        else:
-            length = max(min(MIN_CYCLES, details.get("m", 128)), details.get("n", instruction.free))
-            exact = details.get("onezero") or details.get("is_transpose")
-            passes = (2 if exact else 4) if fp32 else 1  # isa, and its onezero hints
+        length = max(min(MIN_CYCLES, details["m"]), details["n"])
+        if instruction.reads[0].buffer.dtype.itemsize != 4:
+            passes = 1
+        else:  # isa, and its hints of ones and zeros
+            passes = 2 if details.get("onezero") or details["is_transpose"] else 4
         return passes * (length + self.constants.tensor_overhead)
 
     def transfer(self, instruction: Instruction) -> Transfer:
         """Returns the cost of a transfer, apart from its start and end."""
-        core, details = self.core, instruction.details
+        details = instruction.details
         size, row = details.get("bytes", 0), max(1, details.get("row_bytes", PIECE))
-        rate = core.ring_rate * self.constants.dma_efficiency
+        rate = self.core.ring_rate * self.constants.dma_efficiency
         if "transpose" in instruction.op and instruction.reads:
             rate, row = rate * TRANSPOSE_SHARE[instruction.reads[0].buffer.space], PIECE
         packets = max(1, -(-size // row) * -(-row // PIECE))
-        each = core.packet + size / packets / rate
-        return Transfer(packets * each / core.rings, -(-packets // core.rings) * each)
+        each = PACKET + size / packets / rate
+        return Transfer(packets * each / RINGS, -(-packets // RINGS) * each)
 
 
 def pieces(instruction: Instruction) -> int:

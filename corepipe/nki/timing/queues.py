@@ -1,8 +1,9 @@
 """The queues of a NeuronCore: when each instruction of a kernel starts and ends.
 
-Every instruction goes to the queue of its engine and starts when the engine is free, its operands are there and
-nobody needs what it overwrites.  A transfer occupies a queue of loads or of stores while it is issued, then a
-share of the DMA engines.  Turns that the recorder left out repeat the last ones that it kept, queue by queue.
+Every instruction goes to the queue of its engine and starts when the engine is free, its operands are there
+and nobody needs what it overwrites.  A transfer occupies a queue of loads or of stores while it is issued,
+then a share of the DMA engines.  Turns that the recorder left out repeat the last ones that it kept, queue
+by queue.
 """
 
 from __future__ import annotations
@@ -20,7 +21,8 @@ from corepipe.nki.timing.times import Span
 
 @dataclass(slots=True)
 class Sums:
-    """Sums that grow with every instruction, by key: an engine's time and count, a line's time, bytes, waits."""
+    """Sums that grow with every instruction, by key: an engine's time and count, a line's time, bytes,
+    waits."""
 
     values: dict[object, float] = field(default_factory=dict)
 
@@ -35,9 +37,10 @@ class Sums:
 
 @dataclass(slots=True, eq=False)
 class Mark:
-    """The state at the beginning of a turn: when each queue is free, the sums, memory taken, and how many parts
-    of buffers were used so far."""
+    """The state at the beginning of a turn: the end so far, when each queue is free, the sums, memory taken, and how many
+    parts of buffers were used so far."""
 
+    end: float
     free: dict[Lane, float]
     sums: dict[object, float]
     taken: dict[Rotation, int]
@@ -84,6 +87,7 @@ class Queues:
 
     def _mark(self) -> Mark:
         return Mark(
+            self._end,
             {lane: lane.free for lane in self._all_lanes()},
             dict(self.sums.values),
             {rotation: rotation.taken for rotation in self._buffers.rotations.values()},
@@ -95,25 +99,32 @@ class Queues:
         yield from self._issue.values()
 
     def _skip(self, marks: Sequence[Mark], left_out: int) -> None:
-        """Repeats the mean of the last two turns: on each queue, and in memory that is used in turn.
-
-        A queue that runs ahead of the others goes on doing so; the turn that follows makes it wait again.
-        """
-        before = marks[-2] if len(marks) > 1 else marks[-1]
+        """Repeats the mean of the last two turns: on each queue, and in memory that is used in turn."""
+        before, last = marks[-2:] if len(marks) > 1 else (marks[-1], marks[-1])
         times = left_out / (2 if len(marks) > 1 else 1)
         passed = {}
         for engine, lane in self._lanes.items():
             key = ("busy", engine)
             busy = self.sums.values.get(key, 0.0) - before.sums.get(key, 0.0)
-            passed[engine] = lane.repeat(times * busy, times * (lane.free - before.free[lane]))
+            passed[engine] = lane.repeat(
+                times * busy, times * self._pace(lane, before, last, busy), last.free[lane]
+            )
         for lane in self._issue.values():
-            lane.free += times * (lane.free - before.free[lane])
+            lane.free += times * self._pace(lane, before, last, 0.0)
         self.sums.repeat(before.sums, times)
-        for part in self._carried(before.used, marks[-1].used):
+        for part in self._carried(before.used, last.used):
             part.shift(passed)
         for rotation in self._buffers.rotations.values():
             count = rotation.taken - before.taken.get(rotation, 0)
             rotation.repeat(round(times * count), passed)
+
+    def _pace(self, lane: Lane, before: Mark, last: Mark, busy: float) -> float:
+        """Returns the time by which a queue moves on in two turns.
+
+        A queue that ran ahead until it had to wait moved on by more, but no queue is faster than the end of all.
+        """
+        turn = 2 * (lane.free - last.free[lane])
+        return min(lane.free - before.free[lane], max(turn, busy, self._end - before.end))
 
     def _carried(self, first: int, second: int) -> Iterable[Part]:
         """Returns the parts that were used in both of two turns, such as sums and states."""
@@ -180,8 +191,7 @@ class Queues:
 
     def _note(self, instruction: Instruction, engine: Engine, at: float, busy: float, end: float) -> None:
         """Adds an instruction to the sums and to the spans."""
-        if end > self._end:
-            self._end = end
+        self._end = max(self._end, end)
         add = self.sums.add
         add(("busy", engine), busy)
         add(("count", engine), 1.0)

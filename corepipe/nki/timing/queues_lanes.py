@@ -1,4 +1,5 @@
-"""The queues of engines: what is free when, and idle periods that may still be filled.  Times are nanoseconds."""
+"""The queues of engines: what is free when, and idle periods that may still be filled.  Times are
+nanoseconds."""
 
 from __future__ import annotations
 
@@ -15,8 +16,8 @@ SHORTEST_GAP = 20.0
 class Lane:
     """A queue: when it is free, and where it was idle before.
 
-    reorders: an instruction may fill an idle period before instructions that were queued earlier, as the legacy
-    dialect's compiler schedules.
+    reorders: an instruction may fill an idle period before instructions that were queued earlier, as the
+    legacy dialect's compiler schedules.
     """
 
     reorders: bool
@@ -69,18 +70,22 @@ class Lane:
             self.free = last
         return first, last
 
-    def repeat(self, busy: float, passed: float) -> float:
-        """Occupies the lane with so much work as part of a period, and returns by how much its end moved."""
+    def repeat(self, busy: float, passed: float, since: float) -> float:
+        """Occupies the lane for more turns of a loop, and returns by how much its end moved.
+
+        busy, passed: the work of these turns and the time that they take; what the lane did from `since` on is
+        the pattern of a turn.
+        """
         before = self.free
-        if busy > 0 and passed < busy:
-            self.fill(self.gaps[-1][0] if self.gaps else before, busy)
-        elif passed > busy + SHORTEST_GAP:
-            self.free = before + passed
-            if self.reorders:
-                self._idle(self.free - (passed - busy), self.free)
-        else:
-            self.free = before + passed
-        return self.free - before
+        if busy > passed:  # idle periods take it up, as long as there are some
+            self.fill(self.gaps[0][0] if self.gaps else before, busy)
+            return self.free - before
+        self.free += passed
+        kept = [gap for gap in self.gaps if gap[1] <= since]
+        moved = [(a + passed, b + passed) for a, b in self.gaps if b > since]
+        idle = [(before, before + passed - busy)] if self.reorders and passed - busy > SHORTEST_GAP else []
+        self.gaps = (kept + idle + moved)[-KEPT_GAPS:]
+        return passed
 
     def _idle(self, begin: float, end: float) -> None:
         self.gaps.append((begin, end))

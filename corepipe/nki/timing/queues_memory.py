@@ -1,13 +1,14 @@
 """The memory of a simulation of queues: when each region was written and read last.
 
-Regions are found by their buffer and the indices of its block axes, and there by box, so that an operand costs
-one look-up in most cases.  All times are nanoseconds.
+Regions are found by their buffer and the indices of its block axes, and there by box, so that an operand
+costs one look-up in most cases.  All times are nanoseconds.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from math import prod
 
 from corepipe.nki.core.buffers import Box, Buffer, Region, Space
 from corepipe.nki.core.instructions import Engine, Instruction
@@ -24,7 +25,8 @@ MANY_BLOCKS = 64
 class Part:
     """A part of a block and its last uses.
 
-    written: when any engine can read it.  free: when the writer's own engine can.  writer: that engine.  read,
+    written: when any engine can read it.  free: when the writer's own engine can.  writer: that engine.
+    read,
     reader: when its last reader is done, and that engine.
     """
 
@@ -48,11 +50,13 @@ class Part:
 class Block:
     """A block of a buffer: its parts, by box.
 
-    disjoint: no two of them overlap.  last, user: the end of its last use, and the engine that used it.
+    disjoint: no two of them overlap.  held: it has been written and takes memory.  last, user: the end of its
+    last use, and the engine that used it.
     """
 
     parts: dict[Box, Part] = field(default_factory=dict)
     disjoint: bool = True
+    held: bool = False
     last: float = 0.0
     user: Engine | None = None
 
@@ -68,6 +72,22 @@ class Block:
             return [part]
         return [p for p in self.parts.values() if _overlap(p.box, box)]
 
+    def read(self, box: Box, otherwise: Part) -> list[Part]:
+        """Returns the parts that hold a box, and `otherwise` for what nobody has written yet."""
+        parts = self.overlapping(box)
+        if not self._covered(box, parts):
+            self.disjoint &= not parts
+            self.parts[box] = otherwise
+            parts.append(otherwise)
+            if len(self.parts) > MANY_PARTS:
+                return [self._merge()]
+        return parts
+
+    def _covered(self, box: Box, parts: list[Part]) -> bool:
+        if any(_contains(p.box, box) for p in parts):
+            return True
+        return self.disjoint and sum(_shared(p.box, box) for p in parts) == _shared(box, box)
+
     def write(self, box: Box) -> Part:
         """Returns the part of a box that is being written; parts that it covers are gone."""
         part = self.parts.get(box)
@@ -75,31 +95,38 @@ class Block:
             return part
         met = [p for p in self.parts.values() if _overlap(p.box, box)]
         for p in met:
-            if all(c <= a and b <= d for (a, b), (c, d) in zip(p.box, box, strict=True)):
+            if _contains(box, p.box):
                 del self.parts[p.box]
             else:
                 self.disjoint = False
         part = self.parts[box] = Part(box)
         if len(self.parts) > MANY_PARTS:
-            self._merge()
+            return self._merge()
         return part
 
-    def _merge(self) -> None:
-        """Makes one part of all."""
+    def _merge(self) -> Part:
+        """Makes one part of all and returns it."""
         parts = list(self.parts.values())
         axes = zip(*(p.box for p in parts), strict=True)
         box = tuple((min(a for a, _ in axis), max(b for _, b in axis)) for axis in axes)
         late = max(parts, key=lambda p: p.written)
         read = max(parts, key=lambda p: p.read)
-        self.parts = {box: Part(box, late.written, late.free, late.writer, read.read, read.reader)}
-        self.disjoint = True
+        one = Part(box, late.written, late.free, late.writer, read.read, read.reader)
+        self.parts, self.disjoint = {box: one}, True
+        return one
 
 
 def _overlap(one: Box, other: Box) -> bool:
-    for (a, b), (c, d) in zip(one, other, strict=True):
-        if a >= d or c >= b:
-            return False
-    return True
+    return all(a < d and c < b for (a, b), (c, d) in zip(one, other, strict=True))
+
+
+def _contains(outer: Box, inner: Box) -> bool:
+    return all(a <= c and d <= b for (a, b), (c, d) in zip(outer, inner, strict=True))
+
+
+def _shared(one: Box, other: Box) -> int:
+    """Returns how many elements two boxes share that do share some."""
+    return prod(min(b, d) - max(a, c) for (a, b), (c, d) in zip(one, other, strict=True))
 
 
 @dataclass(slots=True, eq=False)
@@ -163,12 +190,13 @@ class Rotation:
         """
         if self.owner is None:
             return
-        one = self.owner.unseen
-        if len(self.owner.blocks) == 1:
-            (seen,) = self.owner.blocks.values()
-            one = Block(last=seen.last + (passed[seen.user] if seen.user else 0.0), user=seen.user)
-        for i in range(self.taken, self.taken + min(count, self.copies)):
-            self.held[i % self.copies] = one
+        for i in range(max(0, count - self.copies), count):
+            one = self.owner.unseen
+            if len(self.owner.blocks) == 1:
+                (seen,) = self.owner.blocks.values()
+                moved = passed[seen.user] * (i + 1) / count if seen.user else 0.0
+                one = Block(last=seen.last + moved, user=seen.user)
+            self.held[(self.taken + i) % self.copies] = one
         self.taken += count
 
 
@@ -177,7 +205,8 @@ class Uses:
     """What the memory says about an instruction's operands: times from which it may start.
 
     near: by the engine that wrote an operand, when that engine itself can read it.  far: when others can.
-    buffer: when what the instruction overwrites is no longer needed.  reads, writes: parts and blocks to mark.
+    buffer: when what the instruction overwrites is no longer needed.  reads, writes: parts and blocks to
+    mark.
     """
 
     near: dict[Engine, float] = field(default_factory=dict)
@@ -221,8 +250,9 @@ class Uses:
 class Buffers:
     """All buffers of a kernel.
 
-    copies: the number of blocks that exist at a time, by the place where their buffers are allocated; where it
-    says nothing, no block waits for another.  read: buffers in HBM that the kernel reads; only these are followed.
+    copies: the number of blocks that exist at a time, by the place where their buffers are allocated; where
+    it says nothing, no block waits for another.  read: buffers in HBM that the kernel reads; only these are
+    followed.
     """
 
     def __init__(self, copies: Mapping[Place, int], read: Iterable[Buffer] = ()) -> None:
@@ -258,17 +288,16 @@ class Buffers:
         return uses
 
     def _read(self, tracked: Tracked, region: Region, uses: Uses) -> None:
+        """Looks up an operand; what nobody wrote, a turn that was left out did."""
         keys, box = tracked.split(region)
         for key in keys:
             block = tracked.blocks.get(key)
-            parts = block.overlapping(box) if block is not None else ()
-            for part in parts:
+            if block is None:
+                block = tracked.blocks[key] = Block()
+            unseen = Part(box, tracked.written, tracked.written, tracked.writer)
+            for part in block.read(box, unseen):
                 uses.needs(part)
-                uses.reads.append((tracked, block or tracked.unseen, part))
-            if not parts:  # written in a turn that was left out
-                part = Part(box, tracked.written, tracked.written, tracked.writer)
-                uses.needs(part)
-                uses.reads.append((tracked, tracked.unseen, part))
+                uses.reads.append((tracked, block, part))
 
     def _write(self, tracked: Tracked, region: Region, instruction: Instruction, uses: Uses) -> None:
         keys, box = tracked.split(region)
@@ -276,10 +305,12 @@ class Buffers:
             block = tracked.blocks.get(key)
             if block is None:
                 block = tracked.blocks[key] = Block()
+            if not block.held:
+                block.held = True
                 if tracked.rotation is not None:
                     uses.buffer = max(uses.buffer, tracked.rotation.take(tracked, block))
             for part in block.overlapping(box):
                 uses.buffer = max(uses.buffer, part.read)
-                if not (instruction.accumulates and part.writer in instruction.engines):
+                if not (instruction.accumulates and part.writer is Engine.TENSOR):  # PSUM adds in order
                     uses.needs(part)
             uses.writes.append((tracked, block, block.write(box)))

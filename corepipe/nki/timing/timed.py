@@ -107,4 +107,7 @@ class Totals:
             return str(busiest)
         waits = {cause: self.values.get(("wait", busiest, cause), 0.0) for cause in ADVICE}
         cause = max(waits, key=waits.__getitem__)
-        return f"waits: {busiest}, the busiest engine, works {share:.0%} of the time; most of the rest it waits for {ADVICE[cause]}"
+        return (
+            f"waits: {busiest}, the busiest engine, works {share:.0%} of the time; "
+            f"most of the rest it waits for {ADVICE[cause]}"
+        )
