@@ -1,7 +1,8 @@
-"""Queues of engines: dependences against a count of every element, and extrapolated loops against whole ones."""
+"""Queues of engines: dependences against a count of every element, extrapolated loops against whole ones."""
 
 from __future__ import annotations
 
+import itertools
 import random
 from collections.abc import Callable
 
@@ -20,6 +21,7 @@ from corepipe.nki.timing.constants import DOCUMENTED
 from corepipe.nki.timing.costs import Costs
 from corepipe.nki.timing.queues import Queues
 from corepipe.nki.timing.queues_memory import Buffers
+from corepipe.nki.timing.timed import timed
 
 AFFINE = LoopKind.AFFINE
 
@@ -82,7 +84,7 @@ class Elements:
 @pytest.mark.parametrize("reorders", [False, True])
 @pytest.mark.parametrize("seed", range(12))
 def test_no_instruction_starts_before_its_elements_are_there(seed: int, reorders: bool) -> None:
-    """On an engine an operand is there when its writer leaves, a result may be overwritten when its readers left."""
+    """An operand is there when its writer leaves; what is read may be overwritten when its readers left."""
     stream, elements = random_stream(seed), Elements()
     queues = simulated(stream, reorders=reorders)
     instructions = [e for e in stream if isinstance(e, Instruction)]
@@ -106,7 +108,7 @@ def test_no_engine_executes_two_instructions_at_a_time(seed: int) -> None:
     spans = simulated(random_stream(seed)).spans
     for engine in (Engine.VECTOR, Engine.SCALAR):
         own = sorted((s for s in spans if s.engine is engine), key=lambda s: s.start)
-        assert all(a.end <= b.start + 1e-12 for a, b in zip(own, own[1:], strict=False))
+        assert all(a.end <= b.start + 1e-12 for a, b in itertools.pairwise(own))
 
 
 @pytest.mark.parametrize("seed", range(6))
@@ -286,8 +288,6 @@ def test_operands_of_turns_that_were_left_out_count_as_written() -> None:
 
 
 def test_a_recorded_kernel_compiles_and_is_timed() -> None:
-    from corepipe.nki.timing.timed import timed
-
     recorder = recorded("matmul", every_turn=False)
     times = timed(recorder)
     assert times.low < times.seconds < times.high
@@ -297,4 +297,3 @@ def test_a_recorded_kernel_compiles_and_is_timed() -> None:
     lines = {site.line for site in times.lines}
     assert sum(times.lines.values()) == pytest.approx(sum(e.busy for e in times.engines.values()))
     assert len(lines) >= 4
-
