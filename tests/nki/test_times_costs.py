@@ -127,11 +127,11 @@ def test_vector_modes_of_v3() -> None:
 @pytest.mark.parametrize(
     ("row", "nanoseconds", "tolerance"),
     [
-        ("v3", 4096, 155, 0.02),
-        ("v3", 2048, 83, 0.02),
-        ("v3", 512, 25, 0.2),
-        ("v3", 256, 17, 0.2),
-        ("v3", 4, 9, 0.3),
+        (4096, 155, 0.02),
+        (2048, 83, 0.02),
+        (512, 25, 0.2),
+        (256, 17, 0.2),
+        (4, 9, 0.3),
     ],
 )
 def test_packets_of_v3_take_the_measured_time(row: int, nanoseconds: float, tolerance: float) -> None:

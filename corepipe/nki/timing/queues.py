@@ -37,8 +37,8 @@ class Sums:
 
 @dataclass(slots=True, eq=False)
 class Mark:
-    """The state at the beginning of a turn: the end so far, when each queue is free, the sums, memory taken, and how many
-    parts of buffers were used so far."""
+    """The state at the beginning of a turn: the end so far, when each queue is free, the sums, memory taken,
+    and how many parts of buffers were used so far."""
 
     end: float
     free: dict[Lane, float]
@@ -121,7 +121,8 @@ class Queues:
     def _pace(self, lane: Lane, before: Mark, last: Mark, busy: float) -> float:
         """Returns the time by which a queue moves on in two turns.
 
-        A queue that ran ahead until it had to wait moved on by more, but no queue is faster than the end of all.
+        A queue that ran ahead until it had to wait moved on by more, but no queue is faster than the end of
+        all.
         """
         turn = 2 * (lane.free - last.free[lane])
         return min(lane.free - before.free[lane], max(turn, busy, self._end - before.end))

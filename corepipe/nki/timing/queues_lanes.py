@@ -73,8 +73,8 @@ class Lane:
     def repeat(self, busy: float, passed: float, since: float) -> float:
         """Occupies the lane for more turns of a loop, and returns by how much its end moved.
 
-        busy, passed: the work of these turns and the time that they take; what the lane did from `since` on is
-        the pattern of a turn.
+        busy, passed: the work of these turns and the time that they take; what the lane did from `since` on
+        is the pattern of a turn.
         """
         before = self.free
         if busy > passed:  # idle periods take it up, as long as there are some
