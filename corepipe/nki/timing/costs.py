@@ -238,7 +238,7 @@ class Costs:
     def _tensor(self, instruction: Instruction) -> float:
         """Returns cycles of a product or a transpose; weights are loaded in the background (arch)."""
         details = instruction.details
-        length = max(min(MIN_CYCLES, details["m"]), details["n"])
+        length = max(min(MIN_CYCLES, float(details["m"])), float(details["n"]))
         if instruction.reads[0].buffer.dtype.itemsize != 4:
             passes = 1
         else:  # isa, and its hints of ones and zeros
