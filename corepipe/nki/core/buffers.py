@@ -76,10 +76,14 @@ class Buffer:
 
 @dataclass(frozen=True, slots=True)
 class Region:
-    """The part of a buffer that an operand covers: a box that encloses all its elements."""
+    """The part of a buffer that an operand covers: a box that encloses all its elements.
+
+    gaps: it has fewer elements than the box, as where it has strides.
+    """
 
     buffer: Buffer
     box: Box
+    gaps: bool = False
 
     def overlaps(self, other: Region) -> bool:
         """Tells whether the two may share an element."""

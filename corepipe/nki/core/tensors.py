@@ -100,7 +100,8 @@ class View:
                 if size != root.dtype.itemsize:
                     shape, box = _in_elements(shape, box, size, root.dtype.itemsize)
                 box = _box_in(root.shape, shape, box)
-            self._region = Region(root, box)
+            size = self.size * self.buffer.dtype.itemsize // root.dtype.itemsize
+            self._region = Region(root, box, gaps=size < prod([b - a for a, b in box]))
         return self._region
 
     def array(self) -> Array:

@@ -123,6 +123,6 @@ def _check_range(function: str, x: Array) -> None:
     if out.any():
         first = float(x[out].flat[0])
         current().find(
-            "activation-range",
+            "activation_range",
             f"{function} holds on [{low:.4g}, {high:.4g}] alone; its input was {first:.6g}",
         )

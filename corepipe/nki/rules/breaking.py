@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from corepipe.nki.core.errors import KernelError, Site
+from corepipe.nki.core.instructions import Engine
 from corepipe.nki.core.recorder import Recorder
 from corepipe.nki.core.tensors import View
 from corepipe.nki.rules.rule import CURRENT, LEGACY, Rule
 from corepipe.nki.rules.table import RULES
+
+Views = Sequence[View]
+Details = Mapping[str, Any]
+Engines = Sequence[Engine]
 
 CORES = {"v2": "NeuronCore-v2", "v3": "NeuronCore-v3", "v4": "NeuronCore-v4"}
 
@@ -25,6 +31,11 @@ def broken(
     """Returns the error of a broken rule, to be raised."""
     rule = RULES[name]
     return recorder.refuse(name, _words(recorder, rule, {"op": op, "operand": described(view), **fields}))
+
+
+def broken_at(recorder: Recorder, name: str, site: Site, **fields: Any) -> KernelError:
+    """Returns the error of a rule that an earlier line broke."""
+    return KernelError(_words(recorder, RULES[name], fields), site, name)
 
 
 def found(recorder: Recorder, name: str, site: Site | None = None, **fields: Any) -> None:

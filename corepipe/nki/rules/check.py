@@ -4,18 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from math import prod
-from typing import Any
 
 from corepipe.nki.core.buffers import Buffer, Space
 from corepipe.nki.core.instructions import Engine
 from corepipe.nki.core.recorder import Recorder
 from corepipe.nki.core.tensors import View
-from corepipe.nki.rules.breaking import broken
+from corepipe.nki.rules.breaking import Details, Engines, Views, broken
 from corepipe.nki.rules.elementwise import ELEMENTWISE_CHECKS
 from corepipe.nki.rules.products import PRODUCT_CHECKS
 from corepipe.nki.rules.table import RULES
 
-Check = Callable[[Recorder, str, Sequence[View], Sequence[View], Mapping[str, Any], Sequence[Engine]], None]
+Check = Callable[[Recorder, str, Views, Views, Details, Engines], None]
 
 CHECKS: Mapping[str, Check] = {**PRODUCT_CHECKS, **ELEMENTWISE_CHECKS}
 """Checks of one kind of instruction, by its name."""
@@ -27,16 +26,16 @@ SBUF_ELEMENTS = RULES["free_elements"].limits["v2"]
 PSUM_ELEMENTS = RULES["psum_elements"].limits["v2"]
 STRIDE = RULES["free_stride"].limits["v2"]
 FREE_AXES = RULES["free_axes"].limits["v2"]
-NOTHING: Mapping[str, Any] = {}
+NOTHING: Details = {}
 
 
 def check(
     recorder: Recorder,
     op: str,
-    engines: Sequence[Engine],
-    writes: Sequence[View],
-    reads: Sequence[View],
-    details: Mapping[str, Any] = NOTHING,
+    engines: Engines,
+    writes: Views,
+    reads: Views,
+    details: Details = NOTHING,
 ) -> None:
     """Raises KernelError where an instruction breaks a rule of the device.
 
@@ -106,7 +105,7 @@ def check_tile(recorder: Recorder, op: str, view: View) -> None:
         raise broken(recorder, "free_elements", op, view, found=free)
     steps = view.steps
     root = view.buffer.root
-    width = prod(root.shape[root.blocks + 1 :])
+    width = prod(root.shape[root.blocks + 1 :]) * root.dtype.itemsize // view.dtype.itemsize
     if n > 1 and steps[0] != width:
         raise broken(recorder, "partition_axis", op, view)
     _start(recorder, op, view, n, view.offset // width % root.shape[root.blocks])

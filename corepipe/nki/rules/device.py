@@ -82,13 +82,6 @@ TILES = (
         API + "dma_copy",
     ),
     Rule(
-        "dma_elements",
-        "both ends of a transfer have the same number of elements",
-        "the destination has {found} and the source {other}",
-        "give them the same shape",
-        API + "dma_copy",
-    ),
-    Rule(
         "bounds",
         "indices stay within the tensor",
         "{operand} has index {found} on axis {axis}, whose length is {length}",

@@ -2,26 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from typing import Any
 
 from corepipe.nki.core.buffers import Space
 from corepipe.nki.core.instructions import Engine
 from corepipe.nki.core.recorder import Recorder
-from corepipe.nki.core.tensors import View
-from corepipe.nki.rules.breaking import broken, holds
+from corepipe.nki.rules.breaking import Details, Engines, Views, broken, holds
 from corepipe.nki.rules.table import RULES
 
 PSUM = Space.PSUM
 
 
 def _pair(
-    recorder: Recorder,
-    op: str,
-    writes: Sequence[View],
-    reads: Sequence[View],
-    details: Mapping[str, Any],
-    engines: Sequence[Engine],
+    recorder: Recorder, op: str, writes: Views, reads: Views, details: Details, engines: Engines
 ) -> None:
     """Two tiles, one of them in SBUF."""
     if reads[0].buffer.space is PSUM and reads[1].buffer.space is PSUM:
@@ -29,24 +22,14 @@ def _pair(
 
 
 def _copy(
-    recorder: Recorder,
-    op: str,
-    writes: Sequence[View],
-    reads: Sequence[View],
-    details: Mapping[str, Any],
-    engines: Sequence[Engine],
+    recorder: Recorder, op: str, writes: Views, reads: Views, details: Details, engines: Engines
 ) -> None:
     if engines[0] is Engine.SCALAR and len(engines) == 1 and holds(recorder, "scalar_copy"):
         raise broken(recorder, "scalar_copy", op)
 
 
 def _activation(
-    recorder: Recorder,
-    op: str,
-    writes: Sequence[View],
-    reads: Sequence[View],
-    details: Mapping[str, Any],
-    engines: Sequence[Engine],
+    recorder: Recorder, op: str, writes: Views, reads: Views, details: Details, engines: Engines
 ) -> None:
     names = details.get("operands", ())
     for name, view in zip(names, reads[1:], strict=False):
@@ -61,12 +44,7 @@ def _bounded(rule: str, least: int = 0, multiple: int = 1) -> Any:
     """Returns the check of the elements a partition of the first operand."""
 
     def check(
-        recorder: Recorder,
-        op: str,
-        writes: Sequence[View],
-        reads: Sequence[View],
-        details: Mapping[str, Any],
-        engines: Sequence[Engine],
+        recorder: Recorder, op: str, writes: Views, reads: Views, details: Details, engines: Engines
     ) -> None:
         free = reads[0].free
         limit = RULES[rule].limits[recorder.generation]
@@ -77,12 +55,7 @@ def _bounded(rule: str, least: int = 0, multiple: int = 1) -> Any:
 
 
 def _reduce(
-    recorder: Recorder,
-    op: str,
-    writes: Sequence[View],
-    reads: Sequence[View],
-    details: Mapping[str, Any],
-    engines: Sequence[Engine],
+    recorder: Recorder, op: str, writes: Views, reads: Views, details: Details, engines: Engines
 ) -> None:
     axes, ndim = sorted(details.get("axes", ())), reads[0].ndim
     if axes and (axes[0] < 1 or axes != list(range(ndim - len(axes), ndim))):
@@ -90,28 +63,11 @@ def _reduce(
 
 
 def _predicated(
-    recorder: Recorder,
-    op: str,
-    writes: Sequence[View],
-    reads: Sequence[View],
-    details: Mapping[str, Any],
-    engines: Sequence[Engine],
+    recorder: Recorder, op: str, writes: Views, reads: Views, details: Details, engines: Engines
 ) -> None:
     kind = reads[-1].dtype
     if holds(recorder, "predicate_type") and (kind.kind != "u" or kind.itemsize > 4):
         raise broken(recorder, "predicate_type", op, reads[-1], found=kind.name)
-
-
-def _transfer(
-    recorder: Recorder,
-    op: str,
-    writes: Sequence[View],
-    reads: Sequence[View],
-    details: Mapping[str, Any],
-    engines: Sequence[Engine],
-) -> None:
-    if reads and writes[0].shape != reads[0].shape and writes[0].size != reads[0].size:
-        raise broken(recorder, "dma_elements", op, found=writes[0].size, other=reads[0].size)
 
 
 ELEMENTWISE_CHECKS = {
@@ -127,6 +83,5 @@ ELEMENTWISE_CHECKS = {
     "activation_reduce": _bounded("reduced_elements"),
     "range_select": _bounded("reduced_elements"),
     "tensor_copy_predicated": _predicated,
-    "dma_copy": _transfer,
 }
 """Checks by the name of the instruction."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from corepipe.nki.rules.rule import API, CURRENT, ERRORS, Kind, Rule
+from corepipe.nki.rules.rule import API, ARCHITECTURE, CURRENT, ERRORS, LEGACY, Kind, Rule
 
 CALLS = (
     Rule(
@@ -14,10 +14,96 @@ CALLS = (
     ),
     Rule("engine", "an instruction runs on the engines that have it", "", "", API + "engine"),
     Rule("operation", "an engine applies the operations that it has", "", "", API + "supported operators"),
+    Rule("operand", "an operand is a tile, a number or what else its instruction takes", "", "", API + "isa"),
+    Rule("dtype", "operations on bits take integers", "", "", API + "tensor_scalar"),
+    Rule("mask", "a mask fits the tile that it is for", "", "", ERRORS + "unsupported_expression_in_mask"),
+    Rule(
+        "value",
+        "the values of tiles are not known when a kernel is compiled",
+        "",
+        "",
+        ERRORS + "ambiguous_tensor_truth_value",
+    ),
 )
-"""Rules of calls: the functions in `isa` check them before they compute, and write the messages."""
+"""Rules of calls: the functions of the dialects and of `isa` check them, and write the messages."""
 
-FINDINGS = (
+MEMORY = (
+    Rule(
+        "capacity",
+        "what is alive at a time fits in the memory, {limit} bytes of a partition for a kernel",
+        "{found} bytes of {memory} are alive at a time; {operand} takes {size}, the most",
+        "use smaller tiles, or free some earlier",
+        ARCHITECTURE + "memory hierarchy",
+        dialects=(CURRENT,),
+    ),
+    Rule(
+        "spill",
+        "what is alive at a time and does not fit in {limit} bytes of a partition is moved to HBM and back",
+        "{found} bytes of {memory} are alive at a time; {operand} takes {size}, the most",
+        "use smaller tiles, or move the loop that makes it inwards",
+        ARCHITECTURE + "memory hierarchy",
+        dialects=(LEGACY,),
+        kind=Kind.FINDING,
+    ),
+    Rule(
+        "address",
+        "an address that a kernel gives lies in the memory, {limit} bytes of a partition",
+        "{operand} ends at byte {found}",
+        "lower base_addr, or the number of tiles",
+        "issue 1036 of aws-neuron-sdk",
+    ),
+)
+"""Rules of the memory that a kernel takes; the limits are those of the compiler."""
+
+TURNS = (
+    Rule(
+        "carried_dependence",
+        "turns of affine_range do not depend on one another, but for sums",
+        "{operand} is read here, and another turn of the loop of {loop} writes it",
+        "use sequential_range, or give each turn a part of its own",
+        API + "affine_range",
+        dialects=(LEGACY,),
+        kind=Kind.FINDING,
+    ),
+    Rule(
+        "overlapping_writes",
+        "turns of affine_range write different parts of a tensor",
+        "several turns of the loop of {loop} write the same part of {operand}",
+        "index it by the turn, declare it in the loop, or use sequential_range",
+        ERRORS + "unexpected_output_dependencies",
+        dialects=(LEGACY,),
+        kind=Kind.FINDING,
+    ),
+    Rule(
+        "outer_buffer",
+        "a tensor that each turn fills anew is declared in the loop",
+        "{operand} is declared outside of the loop of {loop}, and right in simulators alone",
+        "declare it in the loop",
+        "issue 1045 of aws-neuron-sdk",
+        dialects=(LEGACY,),
+        kind=Kind.FINDING,
+    ),
+    Rule(
+        "scope",
+        "a tile that is made in a turn of a loop is read in that turn alone",
+        "{operand} was made in another turn, or in a loop that has ended",
+        "declare a tensor before the loop, and assign to it by [...]",
+        ERRORS + "local_variable_used_out_of_scope",
+        dialects=(LEGACY,),
+        kind=Kind.FINDING,
+    ),
+)
+"""Findings of loops."""
+
+VALUES = (
+    Rule(
+        "uninitialised",
+        "memory that nothing has written holds anything",
+        "{found} of the {count} elements of {operand} that are read here were never written",
+        "write them first, or read what was written alone",
+        "programming model, memory",
+        kind=Kind.FINDING,
+    ),
     Rule(
         "accumulation",
         "a product adds to what another product left, and to nothing else",
@@ -29,12 +115,60 @@ FINDINGS = (
         Kind.FINDING,
     ),
     Rule(
-        "uninitialised",
-        "memory that nothing has written holds anything",
-        "{found} of the {count} elements of {operand} that are read here were never written",
-        "write them first, or read what was written alone",
-        "programming model",
+        "registers",
+        "a reduction is read after something has set the registers",
+        "",
+        "",
+        API + "activation",
+        kind=Kind.FINDING,
+    ),
+    Rule(
+        "activation_range",
+        "a function of ScalarE is right on a range of inputs",
+        "",
+        "",
+        API + "supported activation functions",
+        kind=Kind.FINDING,
+    ),
+    Rule(
+        "unwritten_output",
+        "a kernel writes all of each output",
+        "{found} of the {count} elements of {operand} are never written",
+        "store to all of it; a loop may have no turns",
+        ERRORS + "tensor_output_not_written_to",
+        kind=Kind.FINDING,
+    ),
+    Rule(
+        "nan_output",
+        "finite inputs give outputs that are numbers",
+        "{found} of the {count} elements of {operand} are NaN",
+        "look for memory that nothing wrote, and for 0/0 and inf - inf",
+        "NKI simulator",
+        kind=Kind.FINDING,
+    ),
+    Rule(
+        "input_written",
+        "a kernel changes no input that it does not return",
+        "{operand} is written",
+        "store to a tensor of the kernel's, or return it and mark it as mutable",
+        ERRORS + "cannot_update_immutable_parameter",
+        kind=Kind.FINDING,
+    ),
+    Rule(
+        "unused_result",
+        "an instruction costs time",
+        "nothing reads the result",
+        "leave it out",
+        "corepipe",
+        kind=Kind.FINDING,
+    ),
+    Rule(
+        "two_dialects",
+        "a file imports one dialect; from NKI 0.4 on, neuronxcc.nki does not compile beside nki",
+        "this file imports both",
+        "import from nki alone",
+        "release notes of NKI 0.4",
         kind=Kind.FINDING,
     ),
 )
-"""Findings of a run."""
+"""Findings of values, operands and imports."""

@@ -10,7 +10,7 @@ from corepipe.nki.core.buffers import Space
 from corepipe.nki.core.instructions import Engine
 from corepipe.nki.core.recorder import Recorder
 from corepipe.nki.core.tensors import View
-from corepipe.nki.rules.breaking import broken, holds
+from corepipe.nki.rules.breaking import Details, Engines, Views, broken, holds
 from corepipe.nki.rules.table import RULES
 
 BANK = RULES["matmul_bank"].limits
@@ -21,12 +21,7 @@ TILE = RULES["tile_position"].limits["v2"]
 
 
 def _matmul(
-    recorder: Recorder,
-    op: str,
-    writes: Sequence[View],
-    reads: Sequence[View],
-    details: Mapping[str, Any],
-    engines: Sequence[Engine],
+    recorder: Recorder, op: str, writes: Views, reads: Views, details: Details, engines: Engines
 ) -> None:
     dst, stationary, moving = writes[0], reads[0], reads[1]
     _memories(recorder, op, dst, (stationary, moving))
@@ -113,12 +108,7 @@ def _types(recorder: Recorder, op: str, dst: View, stationary: View, moving: Vie
 
 
 def _transpose(
-    recorder: Recorder,
-    op: str,
-    writes: Sequence[View],
-    reads: Sequence[View],
-    details: Mapping[str, Any],
-    engines: Sequence[Engine],
+    recorder: Recorder, op: str, writes: Views, reads: Views, details: Details, engines: Engines
 ) -> None:
     dst, data = writes[0], reads[0]
     rows, columns = data.partitions, data.free
@@ -137,12 +127,7 @@ def _transpose(
 
 
 def _dma_transpose(
-    recorder: Recorder,
-    op: str,
-    writes: Sequence[View],
-    reads: Sequence[View],
-    details: Mapping[str, Any],
-    engines: Sequence[Engine],
+    recorder: Recorder, op: str, writes: Views, reads: Views, details: Details, engines: Engines
 ) -> None:
     size = reads[0].dtype.itemsize
     if size != RULES["dma_transpose"].limits["v2"] and holds(recorder, "dma_transpose"):

@@ -12,7 +12,9 @@ GROUPS: Mapping[str, tuple[Rule, ...]] = {
     "Products and transposes": device.PRODUCTS,
     "Instructions of Vector, Scalar and GpSimd": device.ELEMENTWISE,
     "Calls": language.CALLS,
-    "Findings": language.FINDINGS,
+    "Memory": language.MEMORY,
+    "Loops": language.TURNS,
+    "Values, outputs and imports": language.VALUES,
 }
 
 RULES: Mapping[str, Rule] = {rule.name: rule for group in GROUPS.values() for rule in group}
