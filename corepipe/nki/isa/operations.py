@@ -93,7 +93,9 @@ REDUCTIONS: dict[str, Any] = {
     "subtract": np.subtract,
 }
 
-COMPARISONS = frozenset({"equal", "greater", "greater_equal", "less", "less_equal", "not_equal"})
+COMPARISONS = {
+    name: BINARY[name] for name in ("equal", "greater", "greater_equal", "less", "less_equal", "not_equal")
+}
 
 UNARY: dict[str, Function] = {
     "abs": np.abs,

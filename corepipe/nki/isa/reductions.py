@@ -37,7 +37,7 @@ from corepipe.nki.isa.operations import (
 
 
 def tensor_reduce(
-    dst: View, op: Any, data: View, axis: int | Sequence[int], *, negate: bool = False
+    dst: View, op: Any, data: View, axis: int | Sequence[int], negate: bool = False
 ) -> Instruction:
     """Reduces the last free axes of a tile; `negate` writes the result times -1."""
     name = operation(op, REDUCTIONS, place="tensor_reduce: op")
@@ -79,13 +79,12 @@ def tensor_scalar_reduce(
     data: View,
     op0: Any,
     operand0: Operand | None,
-    *,
     reduce_op: Any,
-    reduce_res: View | None,
+    reduce_res: View | None = None,
     reverse0: bool = False,
     reduce_cmd: ReduceCommand = ReduceCommand.reset_reduce,
     reduce_init: Operand | None = None,
-    negate: bool = False,
+    reduce_res_negate: bool = False,
 ) -> Instruction:
     """Writes data op0 operand0, and its reduction in each partition to reduce_res [P, 1]."""
     name = operation(op0, BINARY, UNARY, place="tensor_scalar_reduce: op0")
@@ -104,7 +103,15 @@ def tensor_scalar_reduce(
     if current().values:
         values = _applied(name, computed(data), operand0, reverse0)
         stored(values, dst)
-    accumulated(Engine.VECTOR, values, reduction, reduce_cmd, reduce_res, initial=reduce_init, negate=negate)
+    accumulated(
+        Engine.VECTOR,
+        values,
+        reduction,
+        reduce_cmd,
+        reduce_res,
+        initial=reduce_init,
+        negate=reduce_res_negate,
+    )
     return instruction
 
 

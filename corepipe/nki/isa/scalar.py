@@ -39,27 +39,26 @@ def activation(
     dst: View,
     op: Any,
     data: View,
-    *,
     bias: Operand | None = None,
     scale: Operand = 1.0,
     reduce_op: Any = None,
     reduce_res: View | None = None,
     reduce_cmd: ReduceCommand = ReduceCommand.idle,
-    name: str = "activation",
+    kind: str = "activation",
 ) -> Instruction:
     """Writes op(data * scale + bias), and reduces it into the registers of ScalarE as `reduce_cmd` says.
 
     reduce_res: [P, 1], to which the registers are read out.
     """
-    function = operation(op, FUNCTIONS, place=f"{name}: op")
-    reduction = operation(reduce_op or "add", REDUCTIONS, place=f"{name}: reduce_op")
-    matched(name, dst, data)
-    a_partition(name, "bias", bias, data)
-    a_partition(name, "scale", scale, data)
+    function = operation(op, FUNCTIONS, place=f"{kind}: op")
+    reduction = operation(reduce_op or "add", REDUCTIONS, place=f"{kind}: reduce_op")
+    matched(kind, dst, data)
+    a_partition(kind, "bias", bias, data)
+    a_partition(kind, "scale", scale, data)
     reduces = reduce_res is not None or reduce_cmd is not ReduceCommand.idle
     operands = [n for n, o in (("bias", bias), ("scale", scale)) if isinstance(o, View)]
     instruction = record(
-        name,
+        kind,
         SCALAR,
         (dst, *views_of(reduce_res)),
         (data, *views_of(bias, scale)),
@@ -79,7 +78,6 @@ def activation_reduce(
     dst: View,
     op: Any,
     data: View,
-    *,
     reduce_op: Any,
     reduce_res: View | None,
     bias: Operand | None = None,
@@ -95,7 +93,7 @@ def activation_reduce(
         reduce_op=reduce_op,
         reduce_res=reduce_res,
         reduce_cmd=ReduceCommand.reset_reduce,
-        name="activation_reduce",
+        kind="activation_reduce",
     )
 
 

@@ -28,6 +28,9 @@ from corepipe.nki.isa.operations import BINARY, COMPARISONS, computed, operation
 LOWEST = float(np.finfo(np.float32).min)
 """The fill value of range_select: the lowest number of fp32."""
 
+ONLY_MAXIMUM = {"maximum": np.maximum}
+"""The reduction that instructions which select have."""
+
 Pattern = Sequence[Sequence[int]]
 """[step, count] of each axis, the outermost first."""
 
@@ -49,7 +52,7 @@ def _count(op: str, pattern: Pattern, dst: View) -> None:
         )
 
 
-def iota(dst: View, pattern: Pattern, *, offset: int = 0, channel_multiplier: int = 0) -> Instruction:
+def iota(dst: View, pattern: Pattern, offset: int = 0, channel_multiplier: int = 0) -> Instruction:
     """Writes affine numbers of the position."""
     _count("iota", pattern, dst)
     instruction = record("iota", GPSIMD, (dst,), (), size=dst)
@@ -80,17 +83,18 @@ def range_select(
     comp_op1: Any,
     bound0: View,
     bound1: View,
-    *,
     reduce_cmd: ReduceCommand = ReduceCommand.reset_reduce,
     reduce_res: View | None = None,
+    reduce_op: Any = "maximum",
     range_start: int = 0,
     on_false_value: float = LOWEST,
 ) -> Instruction:
     """Keeps elements whose index in the partition is within bounds, and reduces the result to its maximum."""
     comparisons = [
-        operation(op, {n: BINARY[n] for n in COMPARISONS}, place=f"range_select: comp_op{i}")
+        operation(op, COMPARISONS, place=f"range_select: comp_op{i}")
         for i, op in enumerate((comp_op0, comp_op1))
     ]
+    operation(reduce_op, ONLY_MAXIMUM, place="range_select: reduce_op")
     matched("range_select", dst, on_true_tile)
     for i, bound in enumerate((bound0, bound1)):
         a_partition("range_select", f"bound{i}", bound, on_true_tile)
@@ -116,7 +120,7 @@ def range_select(
 
 
 def tensor_copy_predicated(
-    dst: View, src: Operand, predicate: View, *, reverse_pred: bool = False
+    dst: View, src: Operand, predicate: View, reverse_pred: bool = False
 ) -> Instruction:
     """Copies elements of src where the predicate is not 0; the others keep their values."""
     matched("tensor_copy_predicated", dst, predicate)
@@ -149,12 +153,13 @@ def select_reduce(
     predicate: View,
     on_true: View,
     on_false: Operand,
-    *,
     reduce_res: View | None = None,
     reduce_cmd: ReduceCommand = ReduceCommand.idle,
+    reduce_op: Any = "maximum",
     reverse_pred: bool = False,
 ) -> Instruction:
     """Writes on_true where the predicate is not 0 and on_false elsewhere, and reduces it to its maximum."""
+    operation(reduce_op, ONLY_MAXIMUM, place="select_reduce: reduce_op")
     matched("select_reduce", dst, predicate, on_true)
     a_partition("select_reduce", "on_false", on_false, on_true)
     reduces = reduce_res is not None or reduce_cmd is not ReduceCommand.idle

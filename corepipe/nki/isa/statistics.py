@@ -71,7 +71,7 @@ def nc_find_index8(dst: View, data: View, vals: View) -> Instruction:
 
 
 def nc_match_replace8(
-    dst: View, data: View, vals: View, imm: float, *, dst_idx: View | None = None
+    dst: View, data: View, vals: View, imm: float, dst_idx: View | None = None
 ) -> Instruction:
     """Copies data, where each of 8 values is replaced once by `imm`; dst_idx takes their places.
 

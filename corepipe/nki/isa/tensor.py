@@ -25,7 +25,6 @@ def nc_matmul(
     dst: View,
     stationary: View,
     moving: View,
-    *,
     accumulate: bool | None = False,
     is_transpose: bool = False,
     onezero: bool = False,

@@ -65,25 +65,34 @@ def dma_transpose(dst: View, src: View, axes: Sequence[int] | None = None) -> In
     return instruction
 
 
-def dma_gather(dst: View, src: View, index: View, *, skip: bool = False) -> Instruction:
-    """Copies row index[p] of src to partition p of dst; `skip` leaves a partition whose index is outside."""
+def dma_gather(dst: View, src: View, index: View, *, skip: bool = False, add: bool = False) -> Instruction:
+    """Copies row index[p] of src to partition p of dst; `add` adds to what dst holds.
+
+    skip: leaves partitions whose index is outside.
+    """
     row = src[0:1]
     details = {**rows(dst, row), "indirect": True}
-    instruction = record("dma_copy", DMA, (dst,), (src, index), size=dst, details=details)
+    instruction = record(
+        "dma_gather", DMA, (dst,), (src, index), accumulates=add or skip, size=dst, details=details
+    )
     if current().values:
         at, inside = _rows_of(index, src.shape[0], skip)
         values = src.array()[at]
-        for p in np.flatnonzero(inside) if skip else ():
-            stored(values[p : p + 1], dst[int(p) : int(p) + 1])
-        if not skip:
+        values = values.astype(np.float32) + computed(dst).reshape(values.shape) if add else values
+        if inside.all():
             stored(values, dst)
+        else:
+            for p in np.flatnonzero(inside):
+                stored(values[p : p + 1], dst[int(p) : int(p) + 1])
     return instruction
 
 
 def dma_scatter(dst: View, src: View, index: View, *, skip: bool = False, add: bool = False) -> Instruction:
     """Copies partition p of src to row index[p] of dst; `add` adds it to what the row holds."""
     details = {**rows(dst[0:1], src), "indirect": True}
-    instruction = record("dma_copy", DMA, (dst,), (src, index), accumulates=True, size=src, details=details)
+    instruction = record(
+        "dma_scatter", DMA, (dst,), (src, index), accumulates=True, size=src, details=details
+    )
     if current().values:
         at, inside = _rows_of(index, dst.shape[0], skip)
         values = computed(src) if add or src.dtype != dst.dtype else stored_bits(src)

@@ -39,7 +39,7 @@ ON_SCALAR = {("multiply", "add"), ("multiply", None), ("add", None)}
 """Pairs of operations of `tensor_scalar` that ScalarE runs."""
 
 
-def tensor_copy(dst: View, src: View, *, engine: Engine | None = None) -> Instruction:
+def tensor_copy(dst: View, src: View, engine: Engine | None = None) -> Instruction:
     """Copies src to dst: bit by bit, or through fp32 where the types differ."""
     matched("tensor_copy", dst, src)
     instruction = record(
@@ -50,7 +50,7 @@ def tensor_copy(dst: View, src: View, *, engine: Engine | None = None) -> Instru
     return instruction
 
 
-def memset(dst: View, value: float, *, engine: Engine | None = None) -> Instruction:
+def memset(dst: View, value: float, engine: Engine | None = None) -> Instruction:
     """Fills dst with a number."""
     engines = chosen("memset", (Engine.VECTOR, Engine.GPSIMD), engine, (dst,))
     instruction = record("memset", engines, (dst,), (), size=dst, details={"zero": value == 0})
@@ -68,9 +68,7 @@ def reciprocal(dst: View, data: View) -> Instruction:
     return instruction
 
 
-def tensor_tensor(
-    dst: View, data1: View, data2: View, op: Any, *, engine: Engine | None = None
-) -> Instruction:
+def tensor_tensor(dst: View, data1: View, data2: View, op: Any, engine: Engine | None = None) -> Instruction:
     """Applies a binary operation to two tiles in fp32, on the bits of integers, or exactly: GpSimd computes
     with 32-bit integers."""
     name = operation(op, BINARY, place="tensor_tensor: op")
@@ -102,7 +100,6 @@ def tensor_scalar(
     data: View,
     op0: Any,
     operand0: Operand | None,
-    *,
     reverse0: bool = False,
     op1: Any = None,
     operand1: Operand | None = None,
