@@ -229,7 +229,7 @@ def names() -> dict[str, Any]:
         "is_on_chip": lambda buffer: MemoryRegion(buffer).space is not Space.HBM,
     }
     functions = (
-        ndarray, full, zeros, ones, empty_like, zeros_like, shared_constant, shared_identity_matrix, load, store,
-        ds, dynamic_range, fori_loop, while_loop, program_id, num_programs, program_ndim, device_print,
+        ndarray, full, zeros, ones, empty_like, zeros_like, shared_constant, shared_identity_matrix, load,
+        store, ds, dynamic_range, fori_loop, while_loop, program_id, num_programs, program_ndim, device_print,
     )  # fmt: skip
     return found | {function.__name__: function for function in functions}
