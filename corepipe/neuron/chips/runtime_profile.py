@@ -8,16 +8,20 @@ Sequences that are computed whole are padded to the bucket of the longest.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from enum import StrEnum
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from corepipe.neuron.chips import native_plugin
 from corepipe.neuron.chips.constants import Constants, shipped
+from corepipe.neuron.chips.engines import Cost
 from corepipe.neuron.chips.native_plugin import KvBudget
 from corepipe.neuron.chips.scales import UNSCALED, Scales
+from corepipe.neuron.formats import Format
 from corepipe.neuron.step import StepShape
 
 SMALLEST_BUCKET = 128
@@ -131,6 +135,27 @@ class SamplingLocation(StrEnum):
     DEVICE = "device"
 
 
+class OpKernels(Protocol):
+    """Kernels that compute some Ops in place of the software's own."""
+
+    def cost(self, op: object, own: Cost, fmt: Format, core: tuple[str, int]) -> Cost:
+        """Returns the cost of an Op: `own` where no kernel computes it.
+
+        core: its generation, and how many physical cores form it.  Raises UserError where the Op's kernel
+        cannot compute it.
+        """
+
+    @property
+    def texts(self) -> Sequence[str]:
+        """The kernels as they were given."""
+
+    def describe(self) -> list[dict[str, object]]:
+        """Returns for each kernel and size of its Op how it compares, and its simulated times."""
+
+    def in_words(self) -> list[str]:
+        """Returns the same, a line each."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RuntimeProfile:
     """The way in which a software stack runs a model.
@@ -159,6 +184,7 @@ class RuntimeProfile:
     scales: the measured times of a model's steps relative to the predicted ones, from a fit.
     refines: the profile that a fit started from.
     narrowed: by kind of figure, the share of its interval's width that remains after a fit.
+    kernels: the user's kernels for some Ops, in place of the software's (None: there are none).
     """
 
     name: str
@@ -187,6 +213,11 @@ class RuntimeProfile:
     refines: str = ""
     otherwise: str = ""
     narrowed: tuple[tuple[str, float], ...] = ()
+    kernels: OpKernels | None = None
+
+    def with_kernels(self, kernels: OpKernels | None) -> RuntimeProfile:
+        """Returns the same software with other kernels."""
+        return replace(self, kernels=kernels)
 
     @property
     def stack(self) -> str:

@@ -36,6 +36,7 @@ from corepipe.neuron.timing.tables import (
     Breakdown,
     CostTable,
     LimitingResource,
+    OpCosts,
     OpTime,
     groups,
     one_after_another,
@@ -95,7 +96,8 @@ class CostModel:
         self._keeps = any(op.state is not None for program in programs for op in program.ops)
         self._given = [(op.out.rows, op.given()) for op in programs[0].ops if op.given()]
         self._place = (data, replica)
-        self._groups = groups(programs)
+        self._costs = OpCosts.of(profile, instance)
+        self._groups = groups(programs, self._costs)
         self._matrices = of_each(programs, _matrix_bytes)
         self._scales = profile.scales
         self._rates: list[CoreRates] = []
@@ -158,7 +160,7 @@ class CostModel:
         if before == rates:
             return
         self._adapters = AdapterTimes(self._programs, rates, self.tensor)
-        self._tables = shared_tables(self._programs, self._groups, rates)
+        self._tables = shared_tables(self._programs, self._groups, rates, self._costs)
         self._distinct = [list(dict.fromkeys(self._stage_tables(s))) for s in range(self.stages)]
         self._graphs: dict[StepShape, list[float]] = {}
         self._graph_totals: dict[StepShape, list[tuple[float, Engines]]] = {}
@@ -299,7 +301,7 @@ class CostModel:
         """Returns the time of each Op of core `core` in a step, in the order of its Program."""
         padded = self.padded(shape)
         program, rates = self._programs[core], self._rates[core]
-        costs = ((op, op.cost(program.format, rates).engines(padded)) for op in program.ops)
+        costs = ((op, self._costs(op, program.format, rates).engines(padded)) for op in program.ops)
         return list(one_after_another(costs))
 
     def _core_rates(self, constants: Constants, lone: bool = False) -> list[CoreRates]:

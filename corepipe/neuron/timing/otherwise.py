@@ -27,7 +27,8 @@ def spanning(
     """
     if not profile.otherwise:
         return found
-    one, other = cost_of(profile), cost_of(PROFILES[profile.otherwise])
+    otherwise = PROFILES[profile.otherwise].with_kernels(profile.kernels)
+    one, other = cost_of(profile), cost_of(otherwise)
     factors = [_seconds(other, shape) / _seconds(one, shape) for shape in _shapes(figure, tokens)]
     return replace(found, low=found.low * min(1.0, *factors), high=found.high * max(1.0, *factors))
 

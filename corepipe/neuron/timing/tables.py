@@ -6,18 +6,21 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields
 from enum import StrEnum
+from functools import partial
 from operator import attrgetter
 
 import numpy as np
 import numpy.typing as npt
 
 from corepipe.neuron.chips.engines import AttentionCost, Cost, Engines, OpCost, ScanCost
-from corepipe.neuron.chips.hardware import ENGINES
+from corepipe.neuron.chips.hardware import ENGINES, Instance
 from corepipe.neuron.chips.rates import CoreLink, CoreRates
-from corepipe.neuron.chips.runtime_profile import AttentionStyle
+from corepipe.neuron.chips.runtime_profile import AttentionStyle, OpKernels, RuntimeProfile
 from corepipe.neuron.compile.program import Program, of_each
+from corepipe.neuron.formats import Format
 from corepipe.neuron.ops.base import Op
 from corepipe.neuron.step import StepShape
+from corepipe.neuron.timing.kernel_cost import KernelCost
 
 _parts: Callable[[Engines], tuple[float, ...]] = attrgetter(*(field.name for field in fields(Engines)))
 """All fields, in their order."""
@@ -87,21 +90,47 @@ PROBE = CoreRates(
 """The speeds of an imaginary core, to tell Ops apart by their costs."""
 
 
+@dataclass(frozen=True, slots=True)
+class OpCosts:
+    """The costs of Ops: those that the Ops state, or those of the user's kernels.
+
+    core: generation of the cores, and how many physical ones form one.
+    """
+
+    kernels: OpKernels | None
+    core: tuple[str, int]
+
+    @classmethod
+    def of(cls, profile: RuntimeProfile, instance: Instance) -> OpCosts:
+        """Returns the costs with a profile's kernels."""
+        return cls(profile.kernels, (instance.chip.core.version, instance.lnc))
+
+    def __call__(self, op: Op, fmt: Format, rates: CoreRates) -> Cost:
+        """Returns the cost of an Op on a core of these speeds."""
+        own = op.cost(fmt, rates)
+        return own if self.kernels is None else self.kernels.cost(op, own, fmt, self.core)
+
+
 class CostTable:
     """The distinct costs of the Ops of one core."""
 
     def __init__(self, costs: Counter[Cost]) -> None:
         self.costs = costs
-        self.attention = {c: n for c, n in costs.items() if isinstance(c, AttentionCost)}
-        self._plain = {c: n for c, n in costs.items() if not isinstance(c, AttentionCost)}
+        self._by_context = {
+            cost: count
+            for cost, count in costs.items()
+            if isinstance(cost, AttentionCost | KernelCost) and isinstance(_own(cost), AttentionCost)
+        }
+        self._plain = {cost: count for cost, count in costs.items() if cost not in self._by_context}
         self._by_sequence = any(
-            isinstance(cost, ScanCost) or (isinstance(cost, OpCost) and cost.split > 1) for cost in costs
+            isinstance(own, ScanCost) or (isinstance(own, OpCost) and own.split > 1)
+            for own in map(_own, costs)
         )
         self._known: dict[tuple[int, ...], float] = {}
 
     def seconds(self, shape: StepShape) -> float:
         total = self.plain_seconds(shape)
-        for cost, count in self.attention.items():
+        for cost, count in self._by_context.items():
             total += count * cost.engines(shape).seconds
         return total
 
@@ -118,7 +147,7 @@ class CostTable:
     def decode_seconds(self, sequences: int, kv_tokens: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
         """Returns `seconds` of decode steps of `sequences` with these totals of context tokens."""
         total = np.full(len(kv_tokens), self.plain_seconds(StepShape.decode(sequences, 1)))
-        for cost, count in self.attention.items():
+        for cost, count in self._by_context.items():
             total += count * cost.decode_seconds(sequences, kv_tokens)
         return total
 
@@ -143,6 +172,11 @@ class CostTable:
         return Breakdown(seconds)
 
 
+def _own(cost: Cost) -> Cost:
+    """Returns the cost that the Op states, which says what its time depends on."""
+    return cost.own if isinstance(cost, KernelCost) else cost
+
+
 def _bottleneck(cost: Cost, engines: Engines) -> LimitingResource:
     match _bound_by(engines):
         case "collectives":
@@ -150,7 +184,7 @@ def _bottleneck(cost: Cost, engines: Engines) -> LimitingResource:
         case "dma":
             return (
                 LimitingResource.KV
-                if isinstance(cost, AttentionCost | ScanCost)
+                if isinstance(_own(cost), AttentionCost | ScanCost)
                 else LimitingResource.WEIGHTS
             )
         case _:
@@ -184,23 +218,26 @@ def one_after_another(costs: Iterable[tuple[Op, Engines]]) -> Iterator[OpTime]:
         at = end
 
 
-def groups(programs: Sequence[Program]) -> list[list[tuple[Op, int]]]:
+def groups(programs: Sequence[Program], costs: OpCosts) -> list[list[tuple[Op, int]]]:
     """Returns for each Program one Op of each kind and size, with its count.
 
     Ops are alike if they cost the same on a core whose speeds have no common factor.
     """
-    return of_each(programs, _grouped)
+    return of_each(programs, partial(_grouped, costs))
 
 
-def _grouped(program: Program) -> list[tuple[Op, int]]:
+def _grouped(costs: OpCosts, program: Program) -> list[tuple[Op, int]]:
     alike: dict[Cost, list[Op]] = {}
     for op in program.ops:
-        alike.setdefault(op.cost(program.format, PROBE), []).append(op)
+        alike.setdefault(costs(op, program.format, PROBE), []).append(op)
     return [(ops[0], len(ops)) for ops in alike.values()]
 
 
 def shared_tables(
-    programs: Sequence[Program], grouped: Sequence[list[tuple[Op, int]]], rates: Sequence[CoreRates]
+    programs: Sequence[Program],
+    grouped: Sequence[list[tuple[Op, int]]],
+    rates: Sequence[CoreRates],
+    cost_of: OpCosts,
 ) -> list[CostTable]:
     """Returns one table for each core; cores with the same costs share theirs."""
     known: dict[frozenset[tuple[Cost, int]], CostTable] = {}
@@ -209,6 +246,6 @@ def shared_tables(
         if (id(group), rate) not in made:
             costs: Counter[Cost] = Counter()
             for op, count in group:
-                costs[op.cost(program.format, rate)] += count
+                costs[cost_of(op, program.format, rate)] += count
             made[id(group), rate] = known.setdefault(frozenset(costs.items()), CostTable(costs))
     return [made[id(group), rate] for group, rate in zip(grouped, rates, strict=True)]

@@ -131,6 +131,8 @@ class SimulationEvaluator:
         try:
             return self._bounds_of(candidate).failure(candidate.limits)
         except UserError as error:  # the model cannot be divided so
+            if error.param == "kernels":  # no other candidate makes a kernel right
+                raise
             return PlanFailure(Reason.UNSUPPORTED, error.message.splitlines()[0])
 
     def fewest(self, candidate: Candidate) -> int:
@@ -381,7 +383,8 @@ def _device(instance: Instance) -> tuple[object, ...]:
 def _undocumented(candidate: Candidate) -> list[Candidate]:
     """Returns the candidate, and the one that it is where its software chooses otherwise than its profile
     says: which of them holds is not documented."""
-    otherwise = candidate.shape.profile.otherwise
-    if not otherwise:
+    profile = candidate.shape.profile
+    if not profile.otherwise:
         return [candidate]
-    return [candidate, replace(candidate, shape=replace(candidate.shape, profile=PROFILES[otherwise]))]
+    other = PROFILES[profile.otherwise].with_kernels(profile.kernels)
+    return [candidate, replace(candidate, shape=replace(candidate.shape, profile=other))]
