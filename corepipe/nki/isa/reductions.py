@@ -132,7 +132,6 @@ def tensor_tensor_scan(
     initial: Operand,
     op0: Any,
     op1: Any,
-    *,
     reverse0: bool = False,
     reverse1: bool = False,
 ) -> Instruction:
@@ -176,7 +175,6 @@ def tensor_scalar_cumulative(
     op0: Any,
     op1: Any,
     imm0: Operand,
-    *,
     imm1: Operand | None = None,
     reduce_cmd: ReduceCommand = ReduceCommand.reset_reduce,
 ) -> Instruction:

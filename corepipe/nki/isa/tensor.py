@@ -104,7 +104,7 @@ def _held(dst: View, accumulate: bool | None) -> Array:
     return held if written is None else np.where(written, held, np.float32(0))
 
 
-def nc_transpose(dst: View, data: View, *, engine: Engine | None = None) -> Instruction:
+def nc_transpose(dst: View, data: View, engine: Engine | None = None) -> Instruction:
     """Transposes data [P, F] into dst [F, P]: TensorE into PSUM, or VectorE a tile of at most 32 x 32."""
     recorder = current()
     small = max(data.partitions, data.free) <= BLOCK

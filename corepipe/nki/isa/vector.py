@@ -168,7 +168,6 @@ def scalar_tensor_tensor(
     operand0: Operand,
     op1: Any,
     operand1: View,
-    *,
     reverse0: bool = False,
     reverse1: bool = False,
 ) -> Instruction:
