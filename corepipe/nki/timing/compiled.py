@@ -1,17 +1,23 @@
-"""What the compiler makes of a recorded kernel: instructions, the memory that they take, and traffic."""
+"""Compiles a recorded kernel as the compiler would: instructions, the memory that they take, and traffic."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from corepipe.nki.core.buffers import Buffer
+from corepipe.nki.core.buffers import Space
 from corepipe.nki.core.instructions import Event
 from corepipe.nki.core.recorder import Recorder
+from corepipe.nki.rules.findings import check_memory
+from corepipe.nki.timing.blocks import Place, place_of, scanned
+from corepipe.nki.timing.hoisting import hoist
+from corepipe.nki.timing.liveness import in_space, peak
+from corepipe.nki.timing.placement import copies, to_psum
+from corepipe.nki.timing.spills import absences
 from corepipe.nki.timing.times import Memory, Traffic
+from corepipe.nki.timing.transfers import Changes, Transfers, traffic
 
-Place = object
-"""Shared by all buffers that one line of a kernel allocates, turn after turn."""
+__all__ = ["Compiled", "Place", "compiled", "place_of"]
 
 LIMITS = {"v2": 176 << 10, "v3": 208 << 10, "v4": 240 << 10}
 """Bytes of a partition of SBUF that kernels can use: 16 KiB of 192 (v2), 224 (v3) and 256 (v4) are reserved.
@@ -36,13 +42,25 @@ class Compiled:
     copies: Mapping[Place, int] = field(default_factory=dict)
 
 
-def place_of(buffer: Buffer) -> Place:
-    """Returns the place of a buffer."""
-    root = buffer.root
-    return root.site, root.space, root.shape, root.name
-
-
 def compiled(recorder: Recorder) -> Compiled:
-    """Compiles what a run has recorded."""
-    memory = Memory(0, 0, LIMITS[recorder.generation], PSUM_LIMIT)
-    return Compiled(recorder.stream, memory, Traffic(0, 0, 0, 0))
+    """Compiles what a run has recorded.
+
+    Legacy kernels are rearranged; current ones run as they are written.  Raises KernelError for one of those
+    that needs more memory than there is.
+    """
+    program = scanned(recorder.stream)
+    limit = LIMITS[recorder.generation]
+    sbuf, sbuf_peak = peak(program, in_space(program, Space.SBUF))
+    psum, psum_peak = peak(program, in_space(program, Space.PSUM))
+    memory = Memory(sbuf, psum, limit, PSUM_LIMIT, sbuf_peak, psum_peak)
+    check_memory(recorder, Space.SBUF, sbuf, limit)
+    check_memory(recorder, Space.PSUM, psum, PSUM_LIMIT)
+    changes = Changes()
+    if recorder.legacy:
+        changes.gone |= hoist(program, limit)
+        Transfers(program, changes).add(absences(program, limit))
+        program.stream = list(program.stream)
+        to_psum(program, program.stream)
+    numbers = copies(program, {Space.SBUF: limit, Space.PSUM: PSUM_LIMIT})
+    stream, weights = changes.applied(program)
+    return Compiled(stream, memory, traffic(stream, weights), numbers)

@@ -51,7 +51,7 @@ class Queues:
     """A simulation of the engines of one NeuronCore.  `run` takes the stream; the rest are its results.
 
     sums: nanoseconds by `("busy", engine)`, by a line's site, and by `("wait", engine, cause)`; numbers of
-    instructions by `("count", engine)`; bytes by `"read"`, `"written"`, `"spilled"` and `"reloaded"`.
+    instructions by `("count", engine)`.
     """
 
     def __init__(self, costs: Costs, buffers: Buffers, *, reorders: bool) -> None:
@@ -183,7 +183,6 @@ class Queues:
         done = max(done, at + transfer.alone)
         self._finish(uses, Engine.DMA, done, done + DMA_END)
         self._note(instruction, Engine.DMA, at, transfer.work, done + DMA_END)
-        self._count_bytes(instruction)
 
     def _finish(self, uses: Uses, engine: Engine, free: float, end: float) -> None:
         uses.done(engine, free, end)
@@ -198,11 +197,3 @@ class Queues:
         add(("count", engine), 1.0)
         add(instruction.site, busy)
         self.spans.append(Span(instruction.op, engine, 0, at * 1e-9, (at + busy) * 1e-9, instruction.site))
-
-    def _count_bytes(self, instruction: Instruction) -> None:
-        size = float(instruction.details.get("bytes", 0))
-        for key, regions in (("read", instruction.reads), ("written", instruction.writes)):
-            if any(r.buffer.space is Space.HBM for r in regions):
-                self.sums.add(key, size)
-        if kind := instruction.details.get("kind"):
-            self.sums.add(kind, size)

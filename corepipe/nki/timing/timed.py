@@ -51,7 +51,7 @@ def times_of(found: Compiled, recorder: Recorder, fitted: Fitted) -> Times:
     queues = simulated(found, recorder, fitted)
     sums = Totals(queues.sums.values)
     seconds = queues.seconds + fitted.constants.frame_us * 1e-6
-    low, high = fitted.interval[kind_of(seconds, sums.traffic)]
+    low, high = fitted.interval[kind_of(seconds, found.traffic)]
     return Times(
         seconds,
         seconds * low,
@@ -59,7 +59,7 @@ def times_of(found: Compiled, recorder: Recorder, fitted: Fitted) -> Times:
         fitted.known,
         sums.engines,
         sums.lines,
-        sums.traffic,
+        found.traffic,
         found.memory,
         sums.bound(queues.seconds),
         tuple(sorted(queues.spans, key=lambda span: span.start)),
@@ -91,10 +91,6 @@ class Totals:
     @property
     def lines(self) -> dict[Site, float]:
         return {key: ns * 1e-9 for key, ns in self.values.items() if isinstance(key, Site)}
-
-    @property
-    def traffic(self) -> Traffic:
-        return Traffic(*(round(self.values.get(k, 0)) for k in ("read", "written", "spilled", "reloaded")))
 
     def bound(self, seconds: float) -> str:
         """Returns the engine that is busy nearly all the time, or what the busiest one waits for."""

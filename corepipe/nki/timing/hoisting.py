@@ -1,0 +1,215 @@
+"""Loads that do not change with the turns of a loop are moved out of it, if what they load fits.
+
+A moved load stays where it is in the first turn of the loop, and later turns find its block there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from corepipe.nki.core.buffers import Box, Space
+from corepipe.nki.core.instructions import Instruction
+from corepipe.nki.timing.blocks import Block, Frame, Program, place_of
+from corepipe.nki.timing.liveness import alive
+
+WORTH = 0.01
+"""Share of all bytes read that moving a load must save.
+
+AccelOpt's mamba: rows of B and C, a quarter of a percent together, are loaded again in each turn."""
+
+
+@dataclass(slots=True, eq=False)
+class Load:
+    """One execution of a load: its position, the block that it fills, and the turns of loops around it."""
+
+    at: int
+    block: Block
+    turns: tuple[int, ...]
+    frames: tuple[Frame, ...]
+    source: Box
+
+    def first(self, depths: tuple[int, ...]) -> bool:
+        """Tells whether this is the first turn of the loops at these depths."""
+        return not any(self.turns[d] for d in depths)
+
+    def others(self, depths: tuple[int, ...]) -> tuple[int, ...]:
+        """Returns the turns of the other loops."""
+        return tuple(turn for d, turn in enumerate(self.turns) if d not in depths)
+
+
+@dataclass(slots=True, eq=False)
+class Loads:
+    """All executions of one load of the kernel.  invariant: depths of loops whose turns do not change it."""
+
+    executions: list[Load] = field(default_factory=list)
+    invariant: list[int] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class Motion:
+    """A load that could be moved out of loops, by their depths.  saved: bytes.  order: among all loads."""
+
+    loads: Loads
+    depths: tuple[int, ...]
+    saved: float
+    order: int
+
+
+def hoist(program: Program, limit: int) -> set[int]:
+    """Moves loads and returns the positions of those that are no longer needed.
+
+    Blocks that were loaded again become one.  The largest savings come first; between equals the later load
+    (AccelOpt's mamba moves `u`, not `delta`).  Tensors that live across the loop do not count, since they can
+    be spilled (the same kernel spills its sums for `u`).
+    """
+    found = _loads(program)
+    total = sum(_bytes(program, load.at) for loads in found for load in loads.executions)
+    motions = sorted(_motions(program, found), key=lambda m: (-m.saved, m.depths, -m.order))
+    moved: dict[int, Motion] = {}
+    gone: set[int] = set()
+    for motion in motions:
+        if id(motion.loads) in moved or motion.saved < WORTH * total:
+            continue
+        if _fits(program, motion, list(moved.values()), limit):
+            moved[id(motion.loads)] = motion
+            gone |= _merge(program, motion)
+    program.blocks = [block for block in program.blocks if block.touches]
+    return gone
+
+
+def _bytes(program: Program, at: int) -> float:
+    return float(program.of(at).details["bytes"]) * program.weights[at]
+
+
+def _loads(program: Program) -> list[Loads]:
+    """Groups the executions of each load of an input that fills a block of its own."""
+    groups: dict[object, Loads] = {}
+    ordinals: dict[object, int] = {}
+    for at, frame in program.around.items():
+        if frame is None or (load := _load(program, at, frame)) is None:
+            continue
+        instruction = program.of(at)
+        key = frame.key, instruction.site, id(instruction.reads[0].buffer), place_of(load.block.buffer)
+        ordinal = ordinals[key, load.turns] = ordinals.get((key, load.turns), 0) + 1
+        groups.setdefault((key, ordinal), Loads()).executions.append(load)
+    for loads in groups.values():
+        loads.invariant = _invariant(loads.executions)
+    return [loads for loads in groups.values() if loads.invariant]
+
+
+def _load(program: Program, at: int, frame: Frame) -> Load | None:
+    """Returns the load at a position; None if its source may change or its block is written by others."""
+    instruction, used = program.of(at), program.used[at]
+    source = instruction.reads[0]
+    if len(instruction.reads) != 1 or not source.buffer.given or len(used) != 1:
+        return None
+    block = used[0][0]
+    if block.buffer.space is not Space.SBUF or block.buffer.address is not None:
+        return None
+    if not all(_loads_input(program.of(w)) for w in block.written):
+        return None
+    frames = [frame]
+    while (outer := frames[0].outer) is not None:
+        frames.insert(0, outer)
+    return Load(at, block, tuple(_turn(f, at) for f in frames), tuple(frames), source.box)
+
+
+def _loads_input(instruction: Instruction) -> bool:
+    return instruction.op == "dma_copy" and all(r.buffer.given for r in instruction.reads)
+
+
+def _turn(frame: Frame, at: int) -> int:
+    """Returns the number of the recorded turn that a position lies in."""
+    low, high = 0, len(frame.turns)
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if frame.turns[middle] <= at else (low, middle)
+    return low
+
+
+def _invariant(executions: list[Load]) -> list[int]:
+    """Returns the depths of loops whose turns load the same."""
+    found = []
+    for depth in range(len(executions[0].turns)):
+        sources: dict[tuple[int, ...], Box] = {}
+        same = 0
+        for load in executions:
+            if sources.setdefault(load.others((depth,)), load.source) != load.source:
+                break
+            same += 1
+        if same == len(executions) and len(sources) < same:
+            found.append(depth)
+    return found
+
+
+def _motions(program: Program, found: list[Loads]) -> Iterable[Motion]:
+    """Yields for each load and each loop that it does not depend on what moving it out of there saves."""
+    for order, loads in enumerate(found):
+        every = sum(_bytes(program, load.at) for load in loads.executions)
+        for depth in loads.invariant:
+            depths = tuple(d for d in loads.invariant if d >= depth)
+            once = sum(_bytes(program, load.at) for load in loads.executions if load.first(depths))
+            yield Motion(loads, depths, every - once, order)
+
+
+def _fits(program: Program, motion: Motion, moved: list[Motion], limit: int) -> bool:
+    """Tells whether the blocks fit beside what one turn of the loop needs and what was moved before."""
+    frame = motion.loads.executions[0].frames[motion.depths[0]]
+    last = len(frame.turns) - 1
+    first, end = frame.turns[last], frame.end
+    own = {id(load.block) for load in motion.loads.executions}
+    within = [
+        block
+        for block in program.blocks
+        if block.touches
+        and block.buffer.space is Space.SBUF
+        and first <= block.born
+        and block.dies <= end
+        and id(block) not in own
+    ]
+    needed = max(alive(within, len(program.stream)), default=0.0)
+    held = sum(_held(other, frame) for other in moved)
+    return needed + held + _held(motion, frame) <= limit
+
+
+def _held(motion: Motion, frame: Frame) -> float:
+    """Returns the bytes of a moved load's blocks that are alive throughout a loop's execution."""
+    blocks: dict[int, tuple[Block, int]] = {}
+    for load in motion.loads.executions:
+        around = load.frames[motion.depths[0]]
+        if load.first(motion.depths) and (around is frame or around.begin <= frame.begin <= around.end):
+            inner = 1
+            for f, turn in zip(load.frames, load.turns, strict=True):
+                if f.begin > around.begin and f.loop.skipped and turn == len(f.turns) - 2:
+                    inner *= f.loop.skipped + 1
+            blocks[id(load.block)] = load.block, inner
+    return sum(block.size * inner for block, inner in blocks.values())
+
+
+def _merge(program: Program, motion: Motion) -> set[int]:
+    """Joins the blocks of all turns with those of the first; returns the loads that are not needed."""
+    outermost = motion.depths[0]
+    first: dict[tuple[object, ...], Load] = {}
+    gone: set[int] = set()
+    joined: dict[int, Block] = {}
+    for load in motion.loads.executions:
+        kept = first.setdefault((load.frames[outermost], *load.others(motion.depths)), load)
+        kept.block.pinned = True
+        joined[id(kept.block)] = kept.block
+        if kept is not load:
+            gone.add(load.at)
+            if kept.block is not load.block:
+                _join(program, kept.block, load.block)
+    for block in joined.values():
+        block.touches = sorted(set(block.touches) - gone)
+        block.written -= gone
+    return gone
+
+
+def _join(program: Program, kept: Block, block: Block) -> None:
+    """Makes one block of two that hold the same."""
+    for at in block.touches:
+        program.used[at] = [(kept if b is block else b, region) for b, region in program.used[at]]
+    kept.touches += block.touches
+    block.touches = []
