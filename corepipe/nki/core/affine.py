@@ -27,7 +27,7 @@ class IndexTile:
     @classmethod
     def arange(cls, start: int, stop: int, step: int = 1) -> IndexTile:
         count = max(0, -((start - stop) // step))
-        return cls((count,), start, (step,))
+        return cls((count,), start, (step if count != 1 else 0,))
 
     def __getitem__(self, key: Any) -> IndexTile:
         """Inserts axes (`None`) and keeps axes (`:`); nothing else is an index tile."""

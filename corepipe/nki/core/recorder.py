@@ -6,10 +6,11 @@ One run is current at a time in a context; the functions of both dialects find i
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -73,6 +74,12 @@ class Recorder:
     muted: int = 0
     registers: dict[Engine, np.ndarray[Any, Any]] = field(default_factory=dict)
     """Sums of ScalarE and VectorE, a value for each partition, which instructions reset, add to and read."""
+    constants: dict[Any, Any] = field(default_factory=dict)
+    """What a dialect makes once a run: tiles of ones, tensors that all programs share."""
+    pending: Callable[[], object] | None = None
+    """Records the instruction whose result the kernel has not placed yet; see `flush`."""
+    at: Site | None = None
+    """The line that instructions are recorded for, where it is not the innermost one of the kernel."""
     _loops_begun: int = 0
 
     def emit(
@@ -108,18 +115,41 @@ class Recorder:
             self.stream.append(instruction)
         return instruction
 
+    def flush(self) -> None:
+        """Records the instruction that is pending.
+
+        A result of the legacy dialect waits for an assignment that says where it belongs; anything else that
+        is recorded, and the end of a turn, comes after it.
+        """
+        if self.pending is not None:
+            record, self.pending = self.pending, None
+            record()
+
     def allocate(
-        self, space: Space, shape: Sequence[int], dtype: Any, *, name: str = "", blocks: int = 0
+        self,
+        space: Space,
+        shape: Sequence[int],
+        dtype: Any,
+        *,
+        name: str = "",
+        blocks: int = 0,
+        filled: bool = True,
     ) -> Buffer:
-        """Returns a new buffer; fresh memory holds NaN, or 4 in integers, as in AWS's simulator."""
+        """Returns a new buffer; fresh memory holds NaN, or 4 in integers, as in AWS's simulator.
+
+        filled: False where the next instruction writes all of it.
+        """
         whole = tuple(int(n) for n in shape)
         kind = np.dtype(dtype)
         buffer = Buffer(name, space, whole, kind, self.site(), blocks, born=len(self.stream))
         if self.values:
-            count = int(np.prod(whole, dtype=np.int64))
-            buffer.data = np.full(count, fresh_value(kind), kind)
-            buffer.written = np.zeros(count, np.bool_)
-        self.buffers.append(buffer)
+            count = prod(whole)
+            buffer.data = np.empty(count, kind)
+            if filled:
+                buffer.data.fill(fresh_value(kind))
+                buffer.written = np.zeros(count, np.bool_)
+        if not self.muted:
+            self.buffers.append(buffer)
         return buffer
 
     def give(self, name: str, value: np.ndarray[Any, Any]) -> Buffer:
@@ -140,11 +170,10 @@ class Recorder:
         return KernelError(message, self.site(), rule)
 
     def site(self) -> Site:
-        """Returns the innermost line outside this package."""
-        frame = sys._getframe(1)
-        while frame.f_back is not None and frame.f_code.co_filename.startswith(PACKAGE):
-            frame = frame.f_back
-        return Site(frame.f_code.co_filename, frame.f_lineno)
+        """Returns the innermost line outside this package, or `at`."""
+        if self.at is not None:
+            return self.at
+        return outside()
 
     def loop(self, kind: LoopKind, indices: range) -> Iterator[int]:
         """Yields a loop's indices and records its turns.
@@ -152,6 +181,7 @@ class Recorder:
         Of a long loop the stream holds the first `WARM_TURNS` turns and the last: where no values are
         computed, the others are not even run.
         """
+        self.flush()
         self._loops_begun += 1
         loop = Loop(self._loops_begun, kind, len(indices), self.site())
         self.loops.append(loop)
@@ -167,6 +197,7 @@ class Recorder:
                     if not muted:
                         self.stream.append(Turn(loop, turn))
                     yield index
+                    self.flush()
         finally:
             self.muted = muted
             if not muted:
@@ -178,15 +209,26 @@ class Recorder:
         for turn in range(WARM_TURNS):
             self.stream.append(Turn(loop, turn))
             yield indices[turn]
+            self.flush()
         loop.skipped = last - WARM_TURNS
         if self.values:
             self.muted += 1
             for turn in range(WARM_TURNS, last):
                 yield indices[turn]
+                self.flush()
             self.muted -= 1
         self.stream.append(Skip(loop, loop.skipped))
         self.stream.append(Turn(loop, last))
         yield indices[last]
+        self.flush()
+
+
+def outside() -> Site:
+    """Returns the innermost line outside this package."""
+    frame = sys._getframe(1)
+    while frame.f_back is not None and frame.f_code.co_filename.startswith(PACKAGE):
+        frame = frame.f_back
+    return Site(frame.f_code.co_filename, frame.f_lineno)
 
 
 def fresh_value(dtype: np.dtype[Any]) -> Any:
@@ -203,6 +245,11 @@ def current() -> Recorder:
     if recorder is None:
         raise KernelError("this function is called outside of a kernel; run it by corepipe.nki.simulate")
     return recorder
+
+
+def running() -> bool:
+    """Tells whether a kernel is being run."""
+    return _CURRENT.get() is not None
 
 
 @contextmanager

@@ -153,6 +153,20 @@ class View:
         )
         return View(self.buffer, shape, maps)
 
+    def fitted(self, shape: tuple[int, ...]) -> View:
+        """Returns the view in a shape that differs in axes of length 1 alone."""
+        if shape == self.shape:
+            return self
+        kept = [a for a, n in enumerate(self.shape) if n != 1]
+        if [self.shape[a] for a in kept] != [n for n in shape if n != 1]:
+            raise KernelError(f"a tile of shape {shape} does not fit a place of shape {self.shape}")
+        taken = iter(kept)
+        sources = [None if n == 1 else next(taken) for n in shape]
+        maps = tuple(
+            (base, tuple(0 if a is None else steps[a] for a in sources)) for base, steps in self.maps
+        )
+        return View(self.buffer, shape, maps)
+
     def transposed(self, axes: tuple[int, ...]) -> View:
         """Returns the view with its axes in another order."""
         return View(

@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
+from corepipe.errors import UserError
 from corepipe.nki.core.buffers import Array
 from corepipe.nki.core.instructions import Engine
 from corepipe.nki.core.recorder import Finding
+from corepipe.nki.dialects import install
+from corepipe.nki.dialects.kernels import Kernel
+from corepipe.nki.dialects.legacy.modules import TensorType
+from corepipe.nki.run.calls import Call, recorded
+from corepipe.nki.run.placeholder import timed
 from corepipe.nki.timing.times import EngineTime, Memory, Times, Traffic
 
 GENERATIONS = {"trn1": "v2", "inf2": "v2", "trn2": "v3", "trn3": "v4"}
@@ -58,7 +67,9 @@ class Result:
 
     def save_trace(self, path: str | Path) -> None:
         """Writes the time line for ui.perfetto.dev."""
-        raise NotImplementedError
+        from corepipe.nki.timing.trace import save_trace
+
+        save_trace(self.times, path)
 
 
 def simulate(
@@ -69,5 +80,60 @@ def simulate(
     grid: Sequence[int] | int = (),
     **keywords: Any,
 ) -> Result:
-    """Runs a kernel.  Raises KernelError where it breaks a rule, and UserError for an unknown target."""
-    raise NotImplementedError
+    """Runs a kernel with arrays and other arguments.
+
+    values: False computes the time alone, without data.  grid: programs along each axis; they run one after the
+    other on one core.  Raises KernelError where the kernel breaks a rule or fails, and UserError for an unknown
+    target.
+    """
+    if target not in GENERATIONS:
+        raise UserError(f"target {target!r} is unknown; there are {', '.join(GENERATIONS)}")
+    lengths = (grid,) if isinstance(grid, int) else tuple(int(n) for n in grid)
+    call = Call(kernel, arrays, keywords, lengths or getattr(kernel, "grid", ()))
+    recorder, outputs = recorded(call, GENERATIONS[target], values)
+    return Result(outputs, timed(recorder), list(recorder.findings.values()))
+
+
+@contextmanager
+def installed() -> Iterator[None]:
+    """Gives kernels the modules of `neuronxcc.nki` and `nki` within the block, and takes them away after it."""
+    with install.installed(called):
+        yield
+
+
+def called(kernel: Kernel, arguments: Sequence[Any], keywords: Mapping[str, Any]) -> Any:
+    """Runs a kernel that was called as a function, and returns what it returned as arrays.
+
+    A benchmark computes the time alone: as on the device, its outputs mean nothing.
+    """
+    target = str(kernel.options.get("platform_target", "trn1"))
+    mode = kernel.options.get("mode", kernel.mode)
+    given = [_array(a) for a in arguments]
+    named = {name: _array(a) for name, a in keywords.items()}
+    result = simulate(kernel, *given, target=target, values=mode != "benchmark", **named)
+    if mode == "benchmark":
+        kernel.benchmark_result = Benchmark(Latency(result.latency_us))
+    return result.outputs[0] if len(result.outputs) == 1 else tuple(result.outputs)
+
+
+def _array(value: Any) -> Any:
+    """Returns the array that stands for the type of a tensor."""
+    return np.zeros(value.shape, value.dtype) if isinstance(value, TensorType) else value
+
+
+@dataclass(frozen=True, slots=True)
+class Latency:
+    """The latency of a benchmark, which is the same each time."""
+
+    microseconds: float
+
+    def get_latency_percentile(self, percentile: int) -> float:
+        """Returns microseconds."""
+        return self.microseconds
+
+
+@dataclass(frozen=True, slots=True)
+class Benchmark:
+    """The result of `nki.benchmark`."""
+
+    nc_latency: Latency

@@ -1,68 +1,286 @@
-"""Tiles of the legacy dialect: tensors and parts of them, with operators, assignment and fresh results."""
+"""Tiles of the legacy dialect: tensors and parts of them, with operators and assignment."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import prod
 from typing import Any
 
 import numpy as np
 
 from corepipe.nki.core.buffers import Space
-from corepipe.nki.core.instructions import Instruction
 from corepipe.nki.core.recorder import current
-from corepipe.nki.core.tensors import View, whole
+from corepipe.nki.core.tensors import View
+from corepipe.nki.dialects.legacy.results import Mask, Pending, Run, inside
+from corepipe.nki.isa import vector
 
 
 class Tile:
-    """A tensor or a part of one.
+    """A tensor or a part of one, or a result that has no place yet."""
 
-    A result of an instruction is a tile of its own until it is assigned to a part of a tensor: then the
-    instruction writes there instead, and nothing is copied.
-    """
-
-    __slots__ = ("producer", "view")
+    __slots__ = ("_pending", "_view")
     __array_ufunc__ = None
 
-    def __init__(self, view: View, producer: Instruction | None = None) -> None:
-        self.view, self.producer = view, producer
+    def __init__(self, view: View | None, pending: Pending | None = None) -> None:
+        self._view, self._pending = view, pending
+
+    @property
+    def view(self) -> View:
+        """The elements; a result that has no place yet gets a tile of its own."""
+        if self._view is None:
+            assert self._pending is not None
+            self._view = self._pending()
+        return self._view
 
     @property
     def shape(self) -> tuple[int, ...]:
-        return self.view.shape
+        return self._pending.shape if self._view is None and self._pending else self.view.shape
 
     @property
     def dtype(self) -> np.dtype[Any]:
-        return self.view.dtype
+        return self._pending.dtype if self._view is None and self._pending else self.view.dtype
+
+    @property
+    def space(self) -> Space:
+        return self._pending.space if self._view is None and self._pending else self.view.space
 
     @property
     def ndim(self) -> int:
-        return self.view.ndim
+        return len(self.shape)
+
+    @property
+    def size(self) -> int:
+        return prod(self.shape)
+
+    @property
+    def itemsize(self) -> int:
+        return self.dtype.itemsize
+
+    def __len__(self) -> int:
+        return self.shape[0]
+
+    def __bool__(self) -> bool:
+        raise current().refuse("value", "the values of a tile are not known when the kernel is compiled")
+
+    def __iter__(self) -> Any:
+        return (self[i] for i in range(self.shape[0]))
 
     def __getitem__(self, key: Any) -> Tile:
-        return Tile(self.view[key])
+        return Tile(kept_partition(self.view[key]))
 
     def __setitem__(self, key: Any, value: Any) -> None:
-        """Assigns to a part: the instruction that made `value` writes there instead, or it is copied."""
-        target = self.view[key]
-        if isinstance(value, Tile):
-            if value.view.region() == target.region() and value.view.shape == target.shape:
-                return  # x[i] += y: the sum is there
-            if moved(value, target):
-                return
-        raise NotImplementedError
+        """Assigns to a part: the instruction that made `value` writes there, or it is copied."""
+        assigned(kept_partition(self.view[key]), value)
+
+    def put(self, target: View) -> None:
+        """Writes the tile to a part of a tensor."""
+        if self._pending is not None and self._pending.waits:
+            self._pending.place(target)
+            return
+        source = self.view
+        if source.buffer is target.buffer and source.maps == target.maps and source.shape == target.shape:
+            return  # x[i] += y: the sum is there
+        current().flush()
+        vector.tensor_copy(inside(target), inside(source.fitted(target.shape)))
+
+    def reshape(self, *shape: Any) -> Tile:
+        """Returns the same elements in another shape; one length may be -1."""
+        wanted = [int(n) for n in (shape[0] if len(shape) == 1 and not isinstance(shape[0], int) else shape)]
+        if -1 in wanted:
+            wanted[wanted.index(-1)] = self.size // max(1, -prod(wanted))
+        return Tile(self.view.reshaped(tuple(wanted)))
+
+    def broadcast_to(self, shape: Sequence[int], **_hints: Any) -> Tile:
+        from corepipe.nki.dialects.legacy.broadcasts import broadcast_to
+
+        return broadcast_to(self, shape)
+
+    def astype(self, dtype: Any) -> Tile:
+        """Returns a copy in another type."""
+        from corepipe.nki.dialects.legacy.elementwise import copy
+
+        return copy(self, dtype=dtype)
+
+    def expand_dims(self, axis: int | Sequence[int]) -> Tile:
+        """Returns the same elements with axes of length 1 inserted."""
+        return Tile(self.view.fitted(np.expand_dims(np.empty(self.shape, np.bool_), axis).shape))
+
+    def assert_shape(self, shape: Sequence[int]) -> Tile:
+        if tuple(shape) != self.shape:
+            raise current().refuse("shape", f"the tile has the shape {self.shape}, not {tuple(shape)}")
+        return self
+
+    def view_as(self, dtype: Any) -> Tile:
+        raise current().refuse("unsupported", "view of another type is not supported")
 
     def __iadd__(self, other: Any) -> Tile:
-        """Adds in place: a product in PSUM accumulates, anything else is a sum on VectorE."""
-        raise NotImplementedError
+        """Adds in place: a product accumulates in PSUM, anything else is a sum on VectorE."""
+        target = self.view
+        if isinstance(other, Tile) and (pending := other._pending) is not None and pending.waits:
+            if pending.accumulate is not None and target.space is Space.PSUM:
+                pending.add_to(target)
+                return self
+        total = _binary("add", self, other)
+        assigned(target, total)
+        return self
+
+    def __add__(self, other: Any) -> Any:
+        return _binary("add", self, other)
+
+    def __radd__(self, other: Any) -> Any:
+        return _binary("add", other, self)
+
+    def __sub__(self, other: Any) -> Any:
+        return _binary("subtract", self, other)
+
+    def __rsub__(self, other: Any) -> Any:
+        return _binary("subtract", other, self)
+
+    def __mul__(self, other: Any) -> Any:
+        return _binary("multiply", self, other)
+
+    def __rmul__(self, other: Any) -> Any:
+        return _binary("multiply", other, self)
+
+    def __truediv__(self, other: Any) -> Any:
+        return _binary("divide", self, other)
+
+    def __rtruediv__(self, other: Any) -> Any:
+        return _binary("divide", other, self)
+
+    def __pow__(self, other: Any) -> Any:
+        return _binary("power", self, other)
+
+    def __rpow__(self, other: Any) -> Any:
+        return _binary("power", other, self)
+
+    def __mod__(self, other: Any) -> Any:
+        return _binary("mod", self, other)
+
+    def __and__(self, other: Any) -> Any:
+        return _binary("bitwise_and", self, other)
+
+    def __rand__(self, other: Any) -> Any:
+        return _binary("bitwise_and", other, self)
+
+    def __or__(self, other: Any) -> Any:
+        return _binary("bitwise_or", self, other)
+
+    def __ror__(self, other: Any) -> Any:
+        return _binary("bitwise_or", other, self)
+
+    def __xor__(self, other: Any) -> Any:
+        return _binary("bitwise_xor", self, other)
+
+    def __lshift__(self, other: Any) -> Any:
+        return _binary("left_shift", self, other)
+
+    def __rshift__(self, other: Any) -> Any:
+        return _binary("right_shift", self, other)
+
+    def __lt__(self, other: Any) -> Any:
+        return _binary("less", self, other)
+
+    def __le__(self, other: Any) -> Any:
+        return _binary("less_equal", self, other)
+
+    def __gt__(self, other: Any) -> Any:
+        return _binary("greater", self, other)
+
+    def __ge__(self, other: Any) -> Any:
+        return _binary("greater_equal", self, other)
+
+    def __eq__(self, other: object) -> Any:
+        return _binary("equal", self, other)
+
+    def __ne__(self, other: object) -> Any:
+        return _binary("not_equal", self, other)
+
+    __hash__ = object.__hash__
+
+    def __neg__(self) -> Any:
+        return _binary("multiply", self, -1)
+
+    def __pos__(self) -> Tile:
+        return self
+
+    def __abs__(self) -> Any:
+        from corepipe.nki.dialects.legacy.elementwise import unary
+
+        return unary("abs", self)
+
+    def __invert__(self) -> Any:
+        from corepipe.nki.dialects.legacy.elementwise import invert
+
+        return invert(self)
 
 
-def fresh(shape: Sequence[int], dtype: Any, space: Space = Space.SBUF) -> View:
-    """Returns a view of a new buffer, for the result of an instruction."""
-    return whole(current().allocate(space, shape, dtype))
+def _binary(op: str, x: Any, y: Any) -> Any:
+    from corepipe.nki.dialects.legacy.elementwise import binary
+
+    return binary(op, x, y)
 
 
-def moved(value: Tile, target: View) -> bool:
-    """Makes the instruction that produced `value` write to `target`; False where it cannot."""
-    if value.producer is None or value.view.size != target.size:
-        return False
-    raise NotImplementedError
+def pend(
+    shape: Sequence[int],
+    dtype: Any,
+    run: Run,
+    *,
+    mask: Mask | None = None,
+    space: Space = Space.SBUF,
+    accumulate: Run | None = None,
+) -> Tile:
+    """Returns the result of an instruction that `run` records once it is known where the result belongs.
+
+    accumulate: records it so that it adds to its destination.
+    """
+    recorder = current()
+    recorder.flush()
+    pending = Pending(recorder, tuple(shape), np.dtype(dtype), space, run, mask, accumulate)
+    recorder.pending = pending
+    return Tile(None, pending)
+
+
+def assigned(target: View, value: Any) -> None:
+    """Puts a value into a part of a tensor."""
+    if isinstance(value, Tile):
+        value.put(target)
+    else:
+        current().flush()
+        vector.memset(inside(target), value)
+
+
+def kept_partition(view: View) -> View:
+    """Returns a view on chip with its partition axis first, where an integer index removed it."""
+    if view.space is Space.HBM or view.buffer.alias_of is not None:
+        return view
+    along = view.maps[view.buffer.blocks][1]
+    if any(along) or (view.ndim > 1 and view.shape[0] == 1):
+        return view
+    return view.fitted((1, *view.shape))
+
+
+def operand(value: Any, mask: Mask | None = None) -> View:
+    """Returns the elements of a tile for an instruction; a vector is a column of one element a partition.
+
+    Raises KernelError where `value` is no tile or leaves its tensor.
+    """
+    if not isinstance(value, Tile):
+        raise current().refuse("operand", f"{type(value).__name__} is no tile")
+    view = value.view
+    if view.ndim == 1 and view.space is not Space.HBM:
+        view = view.fitted((*view.shape, 1))
+    return inside(view if mask is None else mask.crop(view))
+
+
+def scalar_or_operand(value: Any, mask: Mask | None = None) -> Any:
+    """Returns a number, or the elements of a tile with one for each partition."""
+    if isinstance(value, Tile):
+        return operand(value, mask)
+    if isinstance(value, np.ndarray) and value.size == 1:
+        return value.item()
+    if isinstance(value, np.generic):
+        return value.item()
+    if isinstance(value, int | float):
+        return value
+    raise current().refuse("operand", f"{type(value).__name__} is neither a tile nor a number")

@@ -1,0 +1,104 @@
+"""One run of a kernel: its arguments as tensors, its programs, and its outputs as arrays."""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from corepipe.nki.core.buffers import Array, Buffer, Space
+from corepipe.nki.core.errors import KernelError, Site
+from corepipe.nki.core.instructions import Instruction
+from corepipe.nki.core.recorder import PACKAGE, Recorder, recording
+from corepipe.nki.core.tensors import View, whole
+from corepipe.nki.dialects.kernels import Kernel
+from corepipe.nki.dialects.legacy.tiles import Tile
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """A kernel with its arguments and its grid of programs."""
+
+    kernel: Any
+    arguments: Sequence[Any]
+    keywords: Mapping[str, Any]
+    grid: tuple[int, ...] = ()
+
+    @property
+    def function(self) -> Callable[..., Any]:
+        found: Callable[..., Any] = self.kernel.function if isinstance(self.kernel, Kernel) else self.kernel
+        return found
+
+
+def recorded(call: Call, generation: str, values: bool) -> tuple[Recorder, list[Array]]:
+    """Runs a kernel, and returns what was recorded and its outputs."""
+    recorder = Recorder(generation, is_legacy(call), values, grid=call.grid)
+    with recording(recorder):
+        arguments = [_given(recorder, a) for a in call.arguments]
+        keywords = {name: _given(recorder, a, name) for name, a in call.keywords.items()}
+        result = None
+        for program in np.ndindex(call.grid):
+            recorder.program = program
+            result = _run(call.function, arguments, keywords)
+            recorder.flush()
+        return recorder, _outputs(recorder, result) if values else []
+
+
+def is_legacy(call: Call) -> bool:
+    """Tells whether a kernel is written in the legacy dialect: its decorator says it, or what it imports."""
+    if isinstance(call.kernel, Kernel):
+        return call.kernel.legacy
+    code = call.function.__code__
+    modules = [getattr(v, "__name__", "") for v in call.function.__globals__.values()]
+    return any(name.startswith("neuronxcc") for name in (*modules, *code.co_names))
+
+
+def _given(recorder: Recorder, value: Any, name: str = "") -> Any:
+    """Returns an argument as the kernel sees it: arrays are tensors in HBM."""
+    if isinstance(value, tuple | list):
+        return type(value)(_given(recorder, v, name) for v in value)
+    if not isinstance(value, np.ndarray) and hasattr(value, "__array__") and hasattr(value, "shape"):
+        if not isinstance(value, np.generic):
+            value = np.asarray(value)
+    return Tile(whole(recorder.give(name, value))) if isinstance(value, np.ndarray) else value
+
+
+def _run(function: Callable[..., Any], arguments: Sequence[Any], keywords: Mapping[str, Any]) -> Any:
+    """Calls the kernel.  Raises KernelError, with the line, for what it raises."""
+    try:
+        return function(*arguments, **keywords)
+    except KernelError as error:
+        if error.site is not None:
+            raise
+        raise KernelError(str(error), _site_of(error)) from error
+    except Exception as error:
+        text = str(error) or "no message"
+        raise KernelError(f"{type(error).__name__}: {text}", _site_of(error)) from error
+
+
+def _site_of(error: BaseException) -> Site | None:
+    """Returns the innermost line of the kernel that an error came through."""
+    for frame in reversed(traceback.extract_tb(error.__traceback__)):
+        if not frame.filename.startswith(PACKAGE):
+            return Site(frame.filename, frame.lineno or 0)
+    return None
+
+
+def _outputs(recorder: Recorder, result: Any) -> list[Array]:
+    """Returns the tensors that the kernel returned, or the parameters that it wrote."""
+    if result is not None:
+        tiles = result if isinstance(result, tuple | list) else [result]
+        return [_copied(t) for t in tiles if isinstance(t, Tile | View)]
+    written: dict[int, Buffer] = {}
+    for event in recorder.stream:
+        if isinstance(event, Instruction):
+            written.update({id(r.buffer): r.buffer for r in event.writes if r.buffer.given})
+    return [_copied(whole(b)) for b in recorder.buffers if id(b) in written and b.space is Space.HBM]
+
+
+def _copied(value: Tile | View) -> Array:
+    view = value.view if isinstance(value, Tile) else value
+    return view.array().copy()
