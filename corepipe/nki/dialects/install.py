@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from functools import cache
 from types import ModuleType
 from typing import Any
 
@@ -35,6 +36,7 @@ def installed(runner: Runner) -> Iterator[None]:
         sys.modules.update(hidden)
 
 
+@cache
 def made(runner: Runner) -> dict[str, ModuleType]:
     """Returns the modules by name; a package has its modules as attributes."""
     found: dict[str, ModuleType] = {}

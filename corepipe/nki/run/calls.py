@@ -60,9 +60,8 @@ def _given(recorder: Recorder, value: Any, name: str = "") -> Any:
     """Returns an argument as the kernel sees it: arrays are tensors in HBM."""
     if isinstance(value, tuple | list):
         return type(value)(_given(recorder, v, name) for v in value)
-    if not isinstance(value, np.ndarray) and hasattr(value, "__array__") and hasattr(value, "shape"):
-        if not isinstance(value, np.generic):
-            value = np.asarray(value)
+    if hasattr(value, "__array__") and not isinstance(value, np.generic):  # torch's and jax's too
+        value = np.asarray(value)
     return Tile(whole(recorder.give(name, value))) if isinstance(value, np.ndarray) else value
 
 

@@ -18,8 +18,9 @@ from corepipe.nki.dialects import install
 from corepipe.nki.dialects.kernels import Kernel
 from corepipe.nki.dialects.legacy.modules import TensorType
 from corepipe.nki.run.calls import Call, recorded
-from corepipe.nki.run.placeholder import timed
+from corepipe.nki.timing.timed import timed
 from corepipe.nki.timing.times import EngineTime, Memory, Times, Traffic
+from corepipe.nki.timing.trace import save_trace
 
 GENERATIONS = {"trn1": "v2", "inf2": "v2", "trn2": "v3", "trn3": "v4"}
 """NeuronCores of the targets."""
@@ -67,8 +68,6 @@ class Result:
 
     def save_trace(self, path: str | Path) -> None:
         """Writes the time line for ui.perfetto.dev."""
-        from corepipe.nki.timing.trace import save_trace
-
         save_trace(self.times, path)
 
 
@@ -82,21 +81,22 @@ def simulate(
 ) -> Result:
     """Runs a kernel with arrays and other arguments.
 
-    values: False computes the time alone, without data.  grid: programs along each axis; they run one after the
-    other on one core.  Raises KernelError where the kernel breaks a rule or fails, and UserError for an unknown
-    target.
+    values: False computes the time alone, without data.  grid: programs along each axis; they run one after
+    the other on one core.  Raises KernelError where the kernel breaks a rule or fails, and UserError for an
+    unknown target.
     """
     if target not in GENERATIONS:
         raise UserError(f"target {target!r} is unknown; there are {', '.join(GENERATIONS)}")
     lengths = (grid,) if isinstance(grid, int) else tuple(int(n) for n in grid)
     call = Call(kernel, arrays, keywords, lengths or getattr(kernel, "grid", ()))
-    recorder, outputs = recorded(call, GENERATIONS[target], values)
+    with installed():  # kernels import in their bodies too
+        recorder, outputs = recorded(call, GENERATIONS[target], values)
     return Result(outputs, timed(recorder), list(recorder.findings.values()))
 
 
 @contextmanager
 def installed() -> Iterator[None]:
-    """Gives kernels the modules of `neuronxcc.nki` and `nki` within the block, and takes them away after it."""
+    """Gives kernels the modules of `neuronxcc.nki` and `nki` within the block alone."""
     with install.installed(called):
         yield
 

@@ -9,7 +9,7 @@ import numpy as np
 from corepipe.nki.core.buffers import Space
 from corepipe.nki.core.recorder import current
 from corepipe.nki.core.tensors import View
-from corepipe.nki.dialects.legacy.broadcasts import BANK, Broadcast, spread
+from corepipe.nki.dialects.legacy.broadcasts import Broadcast, broadcast_to, spread
 from corepipe.nki.dialects.legacy.results import Mask, fresh
 from corepipe.nki.dialects.legacy.tiles import Tile, operand, pend, scalar_or_operand
 from corepipe.nki.dialects.legacy.types import wider, with_number
@@ -18,6 +18,10 @@ from corepipe.nki.isa.operations import COMPARISONS
 
 LOGICAL = COMPARISONS | {"logical_and", "logical_or", "logical_xor", "logical_not"}
 """Functions whose results are booleans."""
+
+BOOL: np.dtype[Any] = np.dtype(np.bool_)
+
+spread_to = broadcast_to
 
 
 def binary(op: str, x: Any, y: Any, *, dtype: Any = None, mask: Any = None) -> Any:
@@ -37,7 +41,7 @@ def binary(op: str, x: Any, y: Any, *, dtype: Any = None, mask: Any = None) -> A
 def _result_type(op: str, dtype: Any, *types: np.dtype[Any]) -> np.dtype[Any]:
     if dtype is not None:
         return np.dtype(dtype)
-    return np.dtype(np.bool_) if op in LOGICAL else wider(*types)
+    return BOOL if op in LOGICAL else wider(*types)
 
 
 def with_scalar(op: str, data: Tile, other: Any, reverse: bool, dtype: Any, mask: Any) -> Tile:
@@ -80,7 +84,7 @@ def two_tiles(op: Any, x: Tile, y: Tile, dtype: Any, mask: Any, engine: Any = No
     """
     name = op if isinstance(op, str) else getattr(op, "__name__", str(op))
     kind = _result_type(name, dtype, x.dtype, y.dtype)
-    if mask is None and (isinstance(x, Broadcast) and x.streams or isinstance(y, Broadcast) and y.streams):
+    if mask is None and ((isinstance(x, Broadcast) and x.streams) or (isinstance(y, Broadcast) and y.streams)):
         return _by_bank(op, x, y, kind, engine)
     a, b = operand(x), operand(y)
     part = Mask.of(mask, a.shape)

@@ -434,9 +434,7 @@ def nc_find_index8(*, data: Any, vals: Any, mask: Any = None, dtype: Any = None)
     """Returns where 8 values stand in each partition."""
     values = operand(vals)
     kind = dtype if dtype is not None else np.uint32
-    return _of_partitions(
-        data, mask, kind, 8, lambda dst, view: statistics.nc_find_index8(dst, view, values)
-    )
+    return _of_partitions(data, mask, kind, 8, lambda dst, view: statistics.nc_find_index8(dst, view, values))
 
 
 def _of_partitions(data: Any, mask: Any, dtype: Any, count: int, run: Any) -> Tile:
@@ -528,5 +526,3 @@ class OobMode(IntEnum):
 
     error = 0
     skip = 1
-
-

@@ -12,16 +12,10 @@ import numpy as np
 from corepipe.nki.core.recorder import current
 from corepipe.nki.dialects.legacy import broadcasts, elementwise, indices, memory, products, reductions
 from corepipe.nki.dialects.legacy.tiles import Tile
+from corepipe.nki.isa.operations import BINARY, UNARY
 
-BINARY = (
-    "add bitwise_and bitwise_or bitwise_xor divide equal fmod greater greater_equal left_shift less less_equal "
-    "logical_and logical_or logical_xor maximum minimum mod multiply not_equal power right_shift subtract"
-).split()
-
-UNARY = (
-    "abs arctan ceil cos erf erf_dx exp floor gelu gelu_apprx_sigmoid gelu_apprx_tanh gelu_dx log logical_not mish "
-    "relu rsqrt sigmoid sign silu silu_dx sin softplus sqrt square tan tanh trunc"
-).split()
+OTHERS = {"abs_max", "abs_min", "copy", "invert", "negative", "reciprocal"}
+"""Operations of instructions that are no functions of a tile here, or run on another engine."""
 
 
 def _binary(name: str) -> Callable[..., Any]:
@@ -85,7 +79,7 @@ class _Limits:
     """Limits of numbers, as `nl.fp32.min`."""
 
     def __init__(self, dtype: Any) -> None:
-        self._info = ml_dtypes.finfo(dtype)
+        self._info: Any = ml_dtypes.finfo(dtype)  # type: ignore[no-untyped-call]
 
     @property
     def min(self) -> float:
@@ -127,34 +121,38 @@ TYPES: Mapping[str, Any] = {
 def names() -> dict[str, Any]:
     """Returns what `neuronxcc.nki.language` has."""
     found: dict[str, Any] = dict(TYPES)
-    found.update({name: _binary(name) for name in BINARY})
-    found.update({name: _unary(name) for name in UNARY})
-    found.update({
-        "sum": _reduction("sum", "add"),
-        "prod": _reduction("prod", "multiply"),
-        "max": _reduction("max", "maximum"),
-        "min": _reduction("min", "minimum"),
-        "mean": reductions.mean,
-        "var": _named(reductions.variance, "var"),
-        "all": reductions.every,
-        "softmax": reductions.softmax,
-        "rms_norm": reductions.rms_norm,
-        "loop_reduce": reductions.loop_reduce,
-    })
-    found.update({
-        "sbuf": memory.SBUF,
-        "psum": memory.PSUM,
-        "hbm": memory.HBM,
-        "shared_hbm": memory.SHARED_HBM,
-        "private_hbm": memory.PRIVATE_HBM,
-        "par_dim": memory.Partitions,
-        "tile_size": TILE_SIZE,
-        "fp32": _Limits(np.float32),
-        "bfp16": _Limits(ml_dtypes.bfloat16),
-        "finfo": ml_dtypes.finfo,
-        "mgrid": indices.MGrid(),
-        "nc": indices.Cores,
-    })
+    found.update({name: _binary(name) for name in BINARY if name not in OTHERS})
+    found.update({name: _unary(name) for name in UNARY if name not in OTHERS})
+    found.update(
+        {
+            "sum": _reduction("sum", "add"),
+            "prod": _reduction("prod", "multiply"),
+            "max": _reduction("max", "maximum"),
+            "min": _reduction("min", "minimum"),
+            "mean": reductions.mean,
+            "var": _named(reductions.variance, "var"),
+            "all": reductions.every,
+            "softmax": reductions.softmax,
+            "rms_norm": reductions.rms_norm,
+            "loop_reduce": reductions.loop_reduce,
+        }
+    )
+    found.update(
+        {
+            "sbuf": memory.SBUF,
+            "psum": memory.PSUM,
+            "hbm": memory.HBM,
+            "shared_hbm": memory.SHARED_HBM,
+            "private_hbm": memory.PRIVATE_HBM,
+            "par_dim": memory.Partitions,
+            "tile_size": TILE_SIZE,
+            "fp32": _Limits(np.float32),
+            "bfp16": _Limits(ml_dtypes.bfloat16),
+            "finfo": ml_dtypes.finfo,
+            "mgrid": indices.MGrid(),
+            "nc": indices.Cores,
+        }
+    )
     for function in (
         *(memory.ndarray, memory.zeros, memory.ones, memory.full, memory.empty_like, memory.zeros_like),
         *(memory.shared_constant, memory.shared_identity_matrix),

@@ -15,7 +15,7 @@ from corepipe.nki.core.recorder import Recorder, current
 from corepipe.nki.core.tensors import View, whole
 from corepipe.nki.dialects.legacy.elementwise import in_sbuf
 from corepipe.nki.dialects.legacy.results import Mask, fresh, inside
-from corepipe.nki.dialects.legacy.tiles import Tile, operand, pend
+from corepipe.nki.dialects.legacy.tiles import Tile, pend
 from corepipe.nki.isa import transfers, vector
 
 Place = Callable[[tuple[int, ...], int, int], tuple[int, int]]
@@ -45,9 +45,7 @@ class Partitions(int):
     """`par_dim(128)`: the length of the partition axis; axes before it are block axes."""
 
 
-def ndarray(
-    shape: Sequence[int], dtype: Any, *, buffer: Any = None, name: str = "", **_hints: Any
-) -> Tile:
+def ndarray(shape: Sequence[int], dtype: Any, *, buffer: Any = None, name: str = "", **_hints: Any) -> Tile:
     """Returns a new tensor."""
     return Tile(whole(_allocated(shape, dtype, _memory(buffer), name)))
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from contextlib import contextmanager
 from collections.abc import Iterator
-from types import SimpleNamespace
+from contextlib import contextmanager
+from inspect import isfunction
 from typing import Any
 
 import numpy as np
@@ -13,11 +13,10 @@ from corepipe.nki.dialects.kernels import Runner, decorator
 from corepipe.nki.dialects.legacy import instructions, language
 from corepipe.nki.dialects.legacy.allocation import allocator
 from corepipe.nki.dialects.legacy.memory import PSUM, SBUF
-from corepipe.nki.dialects.legacy.tiles import Tile
 
 
 class TensorType:
-    """`tensor[128, 512]` in annotations, and `tensor[[128, 512], nl.float32]` as an argument of benchmarks."""
+    """`tensor[128, 512]` of annotations, and `tensor[[128, 512], nl.float32]` as an argument."""
 
     def __init__(self, shape: tuple[int, ...] = (), dtype: Any = np.float32) -> None:
         self.shape, self.dtype = shape, np.dtype(dtype)
@@ -29,13 +28,12 @@ class TensorType:
 
 
 def _isa() -> dict[str, Any]:
-    public = (
-        "nc_matmul nc_transpose activation activation_reduce tensor_tensor tensor_scalar tensor_scalar_reduce "
-        "scalar_tensor_tensor tensor_tensor_scan tensor_reduce tensor_partition_reduce tensor_copy "
-        "tensor_copy_predicated reciprocal memset iota affine_select range_select select_reduce bn_stats bn_aggr "
-        "max8 nc_find_index8 nc_match_replace8 nc_stream_shuffle dma_copy dma_transpose get_nc_version"
-    ).split()
-    names: dict[str, Any] = {name: getattr(instructions, name) for name in public}
+    names: dict[str, Any] = {
+        name: value
+        for name, value in vars(instructions).items()
+        if isfunction(value) and value.__module__ == instructions.__name__ and name[0] != "_"
+    }
+    del names["engine_of"]
     engine = instructions.EngineName
     names.update({f"{e.name}_engine": e for e in engine})
     names.update(

@@ -31,9 +31,7 @@ def product(
             dst, stationary, moving, accumulate=accumulate, is_transpose=is_transpose, onezero=onezero
         )
 
-    return pend(
-        shape, np.float32, run, mask=part, space=Space.PSUM, accumulate=lambda dst: run(dst, True)
-    )
+    return pend(shape, np.float32, run, mask=part, space=Space.PSUM, accumulate=lambda dst: run(dst, True))
 
 
 def _flat(view: View) -> View:
@@ -76,9 +74,7 @@ def nc_transpose(data: Any, *, mask: Any = None, dtype: Any = None, engine: Engi
         held = fresh((source.free, source.partitions), view.dtype, space)
         tensor.nc_transpose(held, source)
         return pend(shape, kind, lambda dst: vector.tensor_copy(dst, held), mask=turned)
-    return pend(
-        shape, kind, lambda dst: _transpose(dst, source, engine), mask=turned, space=space
-    )
+    return pend(shape, kind, lambda dst: _transpose(dst, source, engine), mask=turned, space=space)
 
 
 def _transpose(dst: View, source: View, engine: Engine | None) -> None:

@@ -46,9 +46,7 @@ def reduced(
         box = box if keepdims else [box[a] for a in kept]
         result = Mask(tuple(box) if len(box) == len(out) else (*box, slice(None)), None)
     kind = dtype if dtype is not None else view.dtype
-    return pend(
-        out, kind, lambda dst: reduce_free(dst, op, last, trailing, negate=negate), mask=result
-    )
+    return pend(out, kind, lambda dst: reduce_free(dst, op, last, trailing, negate=negate), mask=result)
 
 
 def _axes(axis: Any, rank: int) -> tuple[int, ...]:
@@ -68,19 +66,27 @@ def total(x: Any, axis: Any, *, dtype: Any = None, mask: Any = None, keepdims: b
 def mean(x: Any, axis: Any, *, dtype: Any = None, mask: Any = None, keepdims: bool = False) -> Tile:
     """Returns the mean over free axes."""
     count = prod(operand(x).shape[a] for a in _axes(axis, operand(x).ndim))
-    return binary("multiply", total(x, axis, mask=mask, dtype=np.float32, keepdims=keepdims), 1 / count,
-                  dtype=dtype if dtype is not None else x.dtype)
+    return binary(
+        "multiply",
+        total(x, axis, mask=mask, dtype=np.float32, keepdims=keepdims),
+        1 / count,
+        dtype=dtype if dtype is not None else x.dtype,
+    )
 
 
 def variance(x: Any, axis: Any, *, dtype: Any = None, mask: Any = None) -> Tile:
     """Returns the variance over free axes."""
     centred = binary("subtract", x, mean(x, axis, mask=mask, dtype=np.float32), dtype=np.float32, mask=mask)
-    return mean(unary("square", centred, mask=mask), axis, mask=mask, dtype=dtype if dtype is not None else x.dtype)
+    return mean(
+        unary("square", centred, mask=mask), axis, mask=mask, dtype=dtype if dtype is not None else x.dtype
+    )
 
 
 def every(x: Any, axis: Any, *, dtype: Any = np.bool_, mask: Any = None) -> Tile:
     """Tells where all elements along free axes are true."""
-    return reduced("minimum", binary("not_equal", x, 0, mask=mask, dtype=np.float32), axis, dtype=dtype, mask=mask)
+    return reduced(
+        "minimum", binary("not_equal", x, 0, mask=mask, dtype=np.float32), axis, dtype=dtype, mask=mask
+    )
 
 
 def softmax(x: Any, axis: Any, *, dtype: Any = None, compute_dtype: Any = None, mask: Any = None) -> Tile:
@@ -111,7 +117,11 @@ def rms_norm(
     root = unary("rsqrt", binary("add", mean_square, epsilon))
     scaled = binary("multiply", x, root, dtype=kind, mask=mask)
     out = dtype if dtype is not None else x.dtype
-    return copy(scaled, dtype=out, mask=mask) if w is None else binary("multiply", scaled, w, dtype=out, mask=mask)
+    return (
+        copy(scaled, dtype=out, mask=mask)
+        if w is None
+        else binary("multiply", scaled, w, dtype=out, mask=mask)
+    )
 
 
 def loop_reduce(x: Any, op: Any, loop_indices: Any, *, dtype: Any = None, mask: Any = None) -> LoopReduction:

@@ -1,8 +1,8 @@
 """Results of instructions before the kernel places them, and masks.
 
-An instruction of the legacy dialect returns its result.  It is recorded when the kernel says where the result
-belongs, so that it writes there and nothing is copied; or, at the next thing that is recorded, into a tile of its
-own.
+An instruction of the legacy dialect returns its result.  It is recorded when the kernel says where the
+result belongs, so that it writes there and nothing is copied; or, at the next thing that is recorded, into a
+tile of its own.
 """
 
 from __future__ import annotations
@@ -145,9 +145,7 @@ class Pending:
             recorder.at = before
 
 
-def fresh(
-    shape: Sequence[int], dtype: Any, space: Space = Space.SBUF, *, filled: bool = False
-) -> View:
+def fresh(shape: Sequence[int], dtype: Any, space: Space = Space.SBUF, *, filled: bool = False) -> View:
     """Returns a view of a new buffer, for a result."""
     return whole(current().allocate(space, shape, dtype, filled=filled))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cache
 from math import prod
 from typing import Any
 
@@ -91,15 +92,11 @@ class Tile:
         return Tile(self.view.reshaped(tuple(wanted)))
 
     def broadcast_to(self, shape: Sequence[int], **_hints: Any) -> Tile:
-        from corepipe.nki.dialects.legacy.broadcasts import broadcast_to
-
-        return broadcast_to(self, shape)
+        return _functions().spread_to(self, shape)
 
     def astype(self, dtype: Any) -> Tile:
         """Returns a copy in another type."""
-        from corepipe.nki.dialects.legacy.elementwise import copy
-
-        return copy(self, dtype=dtype)
+        return _functions().copy(self, dtype=dtype)
 
     def expand_dims(self, axis: int | Sequence[int]) -> Tile:
         """Returns the same elements with axes of length 1 inserted."""
@@ -116,10 +113,10 @@ class Tile:
     def __iadd__(self, other: Any) -> Tile:
         """Adds in place: a product accumulates in PSUM, anything else is a sum on VectorE."""
         target = self.view
-        if isinstance(other, Tile) and (pending := other._pending) is not None and pending.waits:
-            if pending.accumulate is not None and target.space is Space.PSUM:
-                pending.add_to(target)
-                return self
+        pending = other._pending if isinstance(other, Tile) and target.space is Space.PSUM else None
+        if pending is not None and pending.waits and pending.accumulate is not None:
+            pending.add_to(target)
+            return self
         total = _binary("add", self, other)
         assigned(target, total)
         return self
@@ -205,20 +202,22 @@ class Tile:
         return self
 
     def __abs__(self) -> Any:
-        from corepipe.nki.dialects.legacy.elementwise import unary
-
-        return unary("abs", self)
+        return _functions().unary("abs", self)
 
     def __invert__(self) -> Any:
-        from corepipe.nki.dialects.legacy.elementwise import invert
+        return _functions().invert(self)
 
-        return invert(self)
+
+@cache
+def _functions() -> Any:
+    """Returns the functions that operators call, which are made of tiles themselves."""
+    from corepipe.nki.dialects.legacy import elementwise  # noqa: PLC0415
+
+    return elementwise
 
 
 def _binary(op: str, x: Any, y: Any) -> Any:
-    from corepipe.nki.dialects.legacy.elementwise import binary
-
-    return binary(op, x, y)
+    return _functions().binary(op, x, y)
 
 
 def pend(
