@@ -51,7 +51,7 @@ class Finding:
 
 @dataclass(slots=True)
 class Recorder:
-    """What a run records.
+    """The record of a run.
 
     generation: `v2`, `v3` or `v4` (NeuronCore's).  legacy: the dialect.  values: whether values are computed.
     whole: records every turn of every loop.  muted: turns that are not recorded are being run (their values
@@ -75,7 +75,7 @@ class Recorder:
     registers: dict[Engine, np.ndarray[Any, Any]] = field(default_factory=dict)
     """Sums of ScalarE and VectorE, a value for each partition, which instructions reset, add to and read."""
     constants: dict[Any, Any] = field(default_factory=dict)
-    """What a dialect makes once a run: tiles of ones, tensors that all programs share."""
+    """Tensors that a dialect makes once a run: tiles of ones, and those that all programs share."""
     pending: Callable[[], object] | None = None
     """Records the instruction whose result the kernel has not placed yet; see `flush`."""
     at: Site | None = None

@@ -50,7 +50,7 @@ def made(runner: Runner) -> dict[str, ModuleType]:
 
 def _module(name: str, names: Mapping[str, Any]) -> ModuleType:
     module = ModuleType(name, "Stands for the module of AWS's SDK.")
-    module.__path__ = []  # type: ignore[attr-defined]  # so that `import package.module` looks for modules in it
+    vars(module)["__path__"] = []  # so that `import package.module` looks for modules in it
     for key, value in names.items():
         setattr(module, key, value)
     short = {"language": "nl", "isa": "nisa"}.get(name.rpartition(".")[2], name)
@@ -60,5 +60,5 @@ def _module(name: str, names: Mapping[str, Any]) -> ModuleType:
             raise AttributeError(attribute)
         raise KernelError(f"{short}.{attribute} is not supported; docs/nki.md lists what is", outside())
 
-    module.__getattr__ = missing  # type: ignore[method-assign]
+    vars(module)["__getattr__"] = missing
     return module

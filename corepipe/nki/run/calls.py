@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
-import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from corepipe.nki.core.buffers import Array, Buffer, Space
-from corepipe.nki.core.errors import KernelError, Site
+from corepipe.nki.core.buffers import Array
+from corepipe.nki.core.errors import KernelError
 from corepipe.nki.core.instructions import Instruction
-from corepipe.nki.core.recorder import PACKAGE, Recorder, recording
+from corepipe.nki.core.recorder import Recorder, recording
 from corepipe.nki.core.tensors import View, whole
+from corepipe.nki.dialects.current.tensor import NkiTensor
+from corepipe.nki.dialects.current.types import MemoryRegion
 from corepipe.nki.dialects.kernels import Kernel
 from corepipe.nki.dialects.legacy.tiles import Tile
+from corepipe.nki.rules.findings import examine
+from corepipe.nki.run.loading import site_of
+
+TENSORS = (NkiTensor, Tile)
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +49,9 @@ def recorded(call: Call, generation: str, values: bool) -> tuple[Recorder, list[
             recorder.program = program
             result = _run(call.function, arguments, keywords)
             recorder.flush()
-        return recorder, _outputs(recorder, result) if values else []
+        outputs = _outputs(recorder, result)
+        examine(recorder, outputs)
+        return recorder, [view.array().copy() for view in outputs] if values else []
 
 
 def is_legacy(call: Call) -> bool:
@@ -62,7 +69,10 @@ def _given(recorder: Recorder, value: Any, name: str = "") -> Any:
         return type(value)(_given(recorder, v, name) for v in value)
     if hasattr(value, "__array__") and not isinstance(value, np.generic):  # torch's and jax's too
         value = np.asarray(value)
-    return Tile(whole(recorder.give(name, value))) if isinstance(value, np.ndarray) else value
+    if not isinstance(value, np.ndarray):
+        return value
+    view = whole(recorder.give(name, value))
+    return Tile(view) if recorder.legacy else NkiTensor(view, MemoryRegion.hbm, name)
 
 
 def _run(function: Callable[..., Any], arguments: Sequence[Any], keywords: Mapping[str, Any]) -> Any:
@@ -72,32 +82,17 @@ def _run(function: Callable[..., Any], arguments: Sequence[Any], keywords: Mappi
     except KernelError as error:
         if error.site is not None:
             raise
-        raise KernelError(str(error), _site_of(error)) from error
+        raise KernelError(str(error), site_of(error.__traceback__)) from error
     except Exception as error:
         text = str(error) or "no message"
-        raise KernelError(f"{type(error).__name__}: {text}", _site_of(error)) from error
+        raise KernelError(f"{type(error).__name__}: {text}", site_of(error.__traceback__)) from error
 
 
-def _site_of(error: BaseException) -> Site | None:
-    """Returns the innermost line of the kernel that an error came through."""
-    for frame in reversed(traceback.extract_tb(error.__traceback__)):
-        if not frame.filename.startswith(PACKAGE):
-            return Site(frame.filename, frame.lineno or 0)
-    return None
-
-
-def _outputs(recorder: Recorder, result: Any) -> list[Array]:
+def _outputs(recorder: Recorder, result: Any) -> list[View]:
     """Returns the tensors that the kernel returned, or the parameters that it wrote."""
     if result is not None:
-        tiles = result if isinstance(result, tuple | list) else [result]
-        return [_copied(t) for t in tiles if isinstance(t, Tile | View)]
-    written: dict[int, Buffer] = {}
-    for event in recorder.stream:
-        if isinstance(event, Instruction):
-            written.update({id(r.buffer): r.buffer for r in event.writes if r.buffer.given})
-    return [_copied(whole(b)) for b in recorder.buffers if id(b) in written and b.space is Space.HBM]
-
-
-def _copied(value: Tile | View) -> Array:
-    view = value.view if isinstance(value, Tile) else value
-    return view.array().copy()
+        tensors = result if isinstance(result, tuple | list) else [result]
+        return [t.part if isinstance(t, NkiTensor) else t.view for t in tensors if isinstance(t, TENSORS)]
+    instructions = [e for e in recorder.stream if isinstance(e, Instruction)]
+    written = {id(r.buffer) for e in instructions for r in e.writes if r.buffer.given}
+    return [whole(b) for b in recorder.buffers if id(b) in written]

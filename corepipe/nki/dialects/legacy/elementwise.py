@@ -16,7 +16,7 @@ from corepipe.nki.dialects.legacy.types import wider, with_number
 from corepipe.nki.isa import scalar, select, vector
 from corepipe.nki.isa.operations import COMPARISONS
 
-LOGICAL = COMPARISONS | {"logical_and", "logical_or", "logical_xor", "logical_not"}
+LOGICAL = {*COMPARISONS, "logical_and", "logical_or", "logical_xor", "logical_not"}
 """Functions whose results are booleans."""
 
 BOOL: np.dtype[Any] = np.dtype(np.bool_)
@@ -24,7 +24,7 @@ BOOL: np.dtype[Any] = np.dtype(np.bool_)
 spread_to = broadcast_to
 
 
-def binary(op: str, x: Any, y: Any, *, dtype: Any = None, mask: Any = None) -> Any:
+def binary(op: str, x: Any, y: Any, *, dtype: Any = None, mask: Any = None) -> Tile:
     """Applies an operation to two tiles, or to a tile and a number.
 
     One element a partition against a tile is one `tensor_scalar`; two tiles are a `tensor_tensor`.
@@ -39,9 +39,8 @@ def binary(op: str, x: Any, y: Any, *, dtype: Any = None, mask: Any = None) -> A
 
 
 def _result_type(op: str, dtype: Any, *types: np.dtype[Any]) -> np.dtype[Any]:
-    if dtype is not None:
-        return np.dtype(dtype)
-    return BOOL if op in LOGICAL else wider(*types)
+    found: np.dtype[Any] = np.dtype(dtype) if dtype is not None else BOOL if op in LOGICAL else wider(*types)
+    return found
 
 
 def with_scalar(op: str, data: Tile, other: Any, reverse: bool, dtype: Any, mask: Any) -> Tile:
@@ -84,7 +83,9 @@ def two_tiles(op: Any, x: Tile, y: Tile, dtype: Any, mask: Any, engine: Any = No
     """
     name = op if isinstance(op, str) else getattr(op, "__name__", str(op))
     kind = _result_type(name, dtype, x.dtype, y.dtype)
-    if mask is None and ((isinstance(x, Broadcast) and x.streams) or (isinstance(y, Broadcast) and y.streams)):
+    if mask is None and (
+        (isinstance(x, Broadcast) and x.streams) or (isinstance(y, Broadcast) and y.streams)
+    ):
         return _by_bank(op, x, y, kind, engine)
     a, b = operand(x), operand(y)
     part = Mask.of(mask, a.shape)
@@ -118,7 +119,7 @@ def in_sbuf(view: View) -> View:
     return copied
 
 
-def unary(op: str, x: Any, *, dtype: Any = None, mask: Any = None) -> Any:
+def unary(op: str, x: Any, *, dtype: Any = None, mask: Any = None) -> Tile:
     """Applies an activation function on ScalarE."""
     view = operand(x)
     part = Mask.of(mask, view.shape)

@@ -92,11 +92,13 @@ class Tile:
         return Tile(self.view.reshaped(tuple(wanted)))
 
     def broadcast_to(self, shape: Sequence[int], **_hints: Any) -> Tile:
-        return _functions().spread_to(self, shape)
+        spread: Tile = _functions().spread_to(self, shape)
+        return spread
 
     def astype(self, dtype: Any) -> Tile:
         """Returns a copy in another type."""
-        return _functions().copy(self, dtype=dtype)
+        copied: Tile = _functions().copy(self, dtype=dtype)
+        return copied
 
     def expand_dims(self, axis: int | Sequence[int]) -> Tile:
         """Returns the same elements with axes of length 1 inserted."""
