@@ -49,8 +49,8 @@ def dma_compute(dst: View, sources: Sequence[View], scales: Sequence[float] | No
     return instruction
 
 
-def dma_transpose(dst: View, src: View, axes: Sequence[int] | None = None) -> Instruction:
-    """Copies src to dst with its first and last axes exchanged."""
+def dma_transpose(dst: View, src: View, axes: Sequence[int] | None = None, dge_mode: str = "") -> Instruction:
+    """Copies src to dst, its first and last axes exchanged.  dge_mode: `hwdge` if the kernel asks for it."""
     order = TRANSPOSED.get(src.ndim)
     if order is None or (axes is not None and tuple(axes) != order):
         raise current().refuse("axes", f"dma_transpose: axes {axes} of a tile of shape {src.shape}")
@@ -58,7 +58,7 @@ def dma_transpose(dst: View, src: View, axes: Sequence[int] | None = None) -> In
         raise current().refuse(
             "shape", f"dma_transpose: src of shape {src.shape} does not fit into dst of shape {dst.shape}"
         )
-    details = rows(dst, src.transposed(order))
+    details = {**rows(dst, src.transposed(order)), "dge_mode": dge_mode}
     instruction = record("dma_transpose", DMA, (dst,), (src,), size=_chip(dst, src), details=details)
     if current().values:
         stored(np.transpose(stored_bits(src), order).copy(), dst)

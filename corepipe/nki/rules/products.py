@@ -45,7 +45,7 @@ def _matmul(
         )
     _bank(recorder, op, dst)
     if not recorder.legacy:
-        _types(recorder, op, dst, stationary, moving)
+        _types(recorder, op, dst, stationary, moving, keeps=bool(details.get("is_transpose")))
 
 
 def _free(view: View) -> int:
@@ -99,10 +99,13 @@ def _bank(recorder: Recorder, op: str, dst: View) -> None:
         raise broken(recorder, "matmul_bank", op, dst, first=first, last=last)
 
 
-def _types(recorder: Recorder, op: str, dst: View, stationary: View, moving: View) -> None:
+def _types(recorder: Recorder, op: str, dst: View, stationary: View, moving: View, *, keeps: bool) -> None:
+    """Checks the types of a product; from v3 on one that transposes keeps the type of its operand."""
     a, b, c = stationary.buffer.dtype, moving.buffer.dtype, dst.buffer.dtype
     if a is not b and (a.name == "float32") != (b.name == "float32"):
         raise broken(recorder, "matmul_types", op, found=a.name, other=b.name)
+    if keeps and c is a and recorder.generation != "v2":
+        return
     if c.name != "float32" and (recorder.generation != "v4" or c.name != "bfloat16"):
         raise broken(recorder, "matmul_result_type", op, found=c.name)
 
@@ -130,7 +133,8 @@ def _dma_transpose(
     recorder: Recorder, op: str, writes: Views, reads: Views, details: Details, engines: Engines
 ) -> None:
     size = reads[0].dtype.itemsize
-    if size != RULES["dma_transpose"].limits["v2"] and holds(recorder, "dma_transpose"):
+    hardware = details.get("dge_mode") == "hwdge"
+    if hardware and size != RULES["dma_transpose"].limits["v2"] and holds(recorder, "dma_transpose"):
         raise broken(recorder, "dma_transpose", op, reads[0], found=size)
 
 

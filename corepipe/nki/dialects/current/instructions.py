@@ -9,7 +9,7 @@ from typing import Any
 from corepipe.nki.core.recorder import current
 from corepipe.nki.core.tensors import View
 from corepipe.nki.dialects.current.tensor import NKIObject, NkiTensor, Register, integer
-from corepipe.nki.dialects.current.types import EngineName, OobMode, PerfMode, engine_of
+from corepipe.nki.dialects.current.types import DgeMode, EngineName, OobMode, PerfMode, engine_of
 from corepipe.nki.isa import partitions, reductions, scalar, select, statistics, tensor, transfers, vector
 from corepipe.nki.isa.operations import COMPARISONS, operation
 
@@ -98,7 +98,6 @@ nc_stream_shuffle = instruction(partitions.nc_stream_shuffle)
 nc_n_gather = instruction(partitions.nc_n_gather)
 local_gather = instruction(partitions.local_gather)
 sequence_bounds = instruction(partitions.sequence_bounds)
-dma_transpose = instruction(transfers.dma_transpose, "priority", "dge_mode", "oob_mode")
 
 
 def nc_matmul(
@@ -189,6 +188,19 @@ def dma_compute(
         _moved(dst, source, skip=oob_mode is OobMode.skip, add=True)
     else:
         transfers.dma_compute(_view("dst", dst), [_view("srcs", s) for s in srcs], scales)
+    return DONE
+
+
+def dma_transpose(
+    dst: Any,
+    src: Any,
+    axes: Sequence[int] | None = None,
+    priority: Any = None,
+    dge_mode: DgeMode = DgeMode.unknown,
+    oob_mode: OobMode = OobMode.error,
+    name: Any = None,
+) -> NkiInstruction:
+    transfers.dma_transpose(_view("dst", dst), _view("src", src), axes, dge_mode.name)
     return DONE
 
 
