@@ -14,6 +14,7 @@ import ast
 import importlib
 import importlib.util
 import json
+import os
 import resource
 import subprocess
 import sys
@@ -110,7 +111,7 @@ def carried_out(job: Job, target: str, without_values: bool) -> Outcome:
                 kernel, *arguments, target=target, grid=case.grid, values=False, **case.keywords
             )
             outcome.without = time.perf_counter() - started
-            outcome.same_time = abs(alone.latency_us / result.latency_us - 1) < 1e-9
+            outcome.same_time = abs(alone.latency_us - result.latency_us) <= 1e-9 * result.latency_us
     except Exception as refusal:  # whatever a stranger's kernel raises is its result
         outcome.refused = f"{type(refusal).__name__}: {refusal}".splitlines()[0][:300]
         outcome.seconds = time.perf_counter() - started

@@ -13,7 +13,7 @@ TILE = 128
 BANK = 512
 """fp32 values in a bank of PSUM."""
 LOWEST = -1e30
-"""What takes the place of a score that is masked."""
+"""The score of a key that is masked."""
 
 
 @nki.jit

@@ -1,7 +1,7 @@
 """A mixture of experts, each a SwiGLU, added up by routing weights.  In the current dialect.
 
-x: [rows, hidden]; weights: [rows, experts], 0 where a row is not routed to an expert; gate, up: [experts,
-hidden, ffn]; down: [experts, ffn, hidden].  hidden and ffn are multiples of 128; the result is [rows, hidden].
+x: [rows, hidden]; weights: [rows, experts], 0 where a row is not routed to an expert; gate and up: [experts,
+hidden, ffn]; down: [experts, ffn, hidden].  hidden and ffn are multiples of 128.
 """
 
 import nki

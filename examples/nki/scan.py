@@ -129,7 +129,7 @@ def scan_3(x, dt, a, b, c):
             state[...] = nisa.scalar_tensor_tensor(
                 data=state,
                 op0=np.multiply,
-                operand0=nl.exp(final),
+                operand0=nl.exp(final[0:states, :]),
                 op1=np.add,
                 operand1=nisa.nc_matmul(b_k, x_k),
             )
@@ -172,10 +172,10 @@ def scan_4(x, dt, a, b, c):
             along = nisa.nc_matmul(repeated_step, earlier)
             weights = between(down[:, h : h + 1], along, products)
             own[:, h, :] = nisa.nc_matmul(weights, x_k[:, h, :])
-        write(y[rows, 0:width], own, nisa.nc_matmul(c_t, state), nl.exp(down))
+        write(y[rows, 0:width], own, all_heads(c_t, state), nl.exp(down))
         x_k = nisa.tensor_tensor(x_k, over(nl.exp(nl.subtract(final, down)), channels), op=np.multiply)
-        state[...] = nisa.tensor_tensor(state, over(nl.exp(final), channels), op=np.multiply)
-        state[...] = nisa.tensor_tensor(state, nisa.nc_matmul(b_k, x_k), op=np.add)
+        state[...] = nisa.tensor_tensor(state, over(nl.exp(final[0:states, :]), channels), op=np.multiply)
+        state[...] = nisa.tensor_tensor(state, all_heads(b_k, x_k), op=np.add)
     return y
 
 
@@ -183,6 +183,13 @@ def over(columns, channels):
     """Returns [partitions, heads] repeated over the channels of each head: a view, no copy."""
     partitions, heads = columns.shape
     return columns.reshape((partitions, heads, 1)).broadcast_to((partitions, heads, channels))
+
+
+def all_heads(stationary, tile):
+    """Returns the product with a tile of all heads, [out, heads, channels] in PSUM."""
+    partitions, heads, channels = tile.shape
+    product = nisa.nc_matmul(stationary, tile.reshape((partitions, heads * channels)))
+    return product.reshape((stationary.shape[1], heads, channels))
 
 
 def write(y, own, from_state, decay):
@@ -223,11 +230,11 @@ def scan_5(x, dt, a, b, c):
             for i in nl.affine_range(group):
                 h = g * group + i
                 own[:, h, :] = nisa.nc_matmul(weights[:, i, :], x_k[:, h, :])
-        write(y[rows, 0:width], own, nisa.nc_matmul(c_t, nl.copy(state, dtype=nl.bfloat16)), nl.exp(down))
+        write(y[rows, 0:width], own, all_heads(c_t, nl.copy(state, dtype=nl.bfloat16)), nl.exp(down))
         left = over(nl.exp(nl.subtract(final, down)), channels)
         x_k = nisa.tensor_tensor(x_k, left, op=np.multiply, dtype=nl.bfloat16)
-        state[...] = nisa.tensor_tensor(state, over(nl.exp(final), channels), op=np.multiply)
-        state[...] = nisa.tensor_tensor(state, nisa.nc_matmul(b_k, x_k), op=np.add)
+        state[...] = nisa.tensor_tensor(state, over(nl.exp(final[0:states, :]), channels), op=np.multiply)
+        state[...] = nisa.tensor_tensor(state, all_heads(b_k, x_k), op=np.add)
     return y
 
 
@@ -235,16 +242,21 @@ def of_group(step, earlier, ones, blocks, products):
     """Returns the weights [from, head, to] of a group of heads."""
     group = step.shape[1]
     sums = nl.copy(nisa.nc_matmul(step, earlier))  # [head, to]
-    repeated_sums = sums.reshape((group, 1, CHUNK)).broadcast_to((group, group, CHUNK))
-    own_sums = nisa.tensor_tensor(repeated_sums, blocks.reshape((group, group, CHUNK)), op=np.multiply)
-    exponents = nl.zeros((nl.par_dim(CHUNK), group, CHUNK), dtype=nl.float32, buffer=nl.psum)
-    exponents += nisa.nc_matmul(ones[0:group, :], own_sums)
-    exponents += nisa.nc_matmul(nl.negative(sums), blocks.reshape((group, group, CHUNK)))
+    own_sums = nisa.tensor_tensor(
+        sums.reshape((group, 1, CHUNK)).broadcast_to((group, group, CHUNK)),
+        blocks.reshape((group, group, CHUNK)),
+        op=np.multiply,
+    )
+    exponents = nl.zeros((nl.par_dim(CHUNK), group * CHUNK), dtype=nl.float32, buffer=nl.psum)
+    exponents += nisa.nc_matmul(ones[0:group, :], own_sums.reshape((group, group * CHUNK)))
+    exponents += nisa.nc_matmul(nl.negative(sums), blocks)
     # What is later than `to` has a positive exponent; `products` is 0 there, so any finite value will do.
     exponents = nisa.tensor_scalar(exponents, op0=np.minimum, operand0=0.0)
     decays = nisa.activation(op=nl.exp, data=exponents, dtype=nl.bfloat16)
     shared = products.reshape((CHUNK, 1, CHUNK)).broadcast_to((CHUNK, group, CHUNK))
-    return nisa.tensor_tensor(decays, shared, op=np.multiply, dtype=nl.bfloat16)
+    return nisa.tensor_tensor(
+        decays.reshape((CHUNK, group, CHUNK)), shared, op=np.multiply, dtype=nl.bfloat16
+    )
 
 
 def get_inputs(tokens=1024, heads=8, channels=64, states=128):
