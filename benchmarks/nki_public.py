@@ -174,8 +174,11 @@ def in_process(job: Job, arguments: argparse.Namespace) -> Outcome:
     flags = ["--target", arguments.target, "--memory-gb", str(arguments.memory_gb)]
     flags += ["--without-values"] if arguments.without_values else []
     command = [sys.executable, __file__, arguments.path, "--one", json.dumps(asdict(job)), *flags]
+    one_core = os.environ | {"OPENBLAS_NUM_THREADS": "1"}
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=arguments.timeout, check=False)
+        done = subprocess.run(
+            command, capture_output=True, text=True, timeout=arguments.timeout, check=False, env=one_core
+        )
     except subprocess.TimeoutExpired:
         return Outcome(job.name, refused=f"longer than {arguments.timeout} s", seconds=arguments.timeout)
     if done.returncode or not done.stdout.strip():

@@ -17,12 +17,13 @@ LOWEST = -1e30
 
 
 @nki.jit
-def attention_prompt(q, k, v, scale):
+def attention_prompt(q, k, v, scale=None):
     """Causal attention of a prompt's last rows.
 
     q: [rows, heads, width]; k, v: [context, kv_heads, width]; row i sees the keys up to context - rows + i.
     """
     (rows, heads, width), (context, kv_heads) = q.shape, k.shape[:2]
+    scale = width**-0.5 if scale is None else scale
     out = nl.ndarray((rows, heads, width), dtype=q.dtype, buffer=nl.shared_hbm)
     for kv_head in range(kv_heads):
         keys = transposed_rows(k[0:context, kv_head, 0:width])
@@ -41,13 +42,13 @@ def attention_prompt(q, k, v, scale):
 
 
 @nki.jit
-def attention_decode(q, k, v, scale):
+def attention_decode(q, k, v, scale=None):
     """Attention of one new row of each sequence, over all of its cache.
 
     q: [sequences, heads, width]; k, v: [sequences, context, kv_heads, width].
     """
     (sequences, heads, width), (context, kv_heads) = q.shape, k.shape[1:3]
-    shared = heads // kv_heads
+    shared, scale = heads // kv_heads, width**-0.5 if scale is None else scale
     out = nl.ndarray((sequences, heads, width), dtype=q.dtype, buffer=nl.shared_hbm)
     for sequence in range(sequences):
         for kv_head in range(kv_heads):
@@ -140,32 +141,32 @@ def weighted(scores, values):
 
 
 def get_inputs(rows=128, context=256, heads=4, kv_heads=2, width=64):
-    """Returns q, k, v and the scale of a prompt."""
+    """Returns q, k and v of a prompt."""
     rng = np.random.default_rng(0)
     shapes = (rows, heads, width), (context, kv_heads, width), (context, kv_heads, width)
-    return [*(rng.standard_normal(shape).astype(np.float32) for shape in shapes), width**-0.5]
+    return [rng.standard_normal(shape).astype(np.float32) for shape in shapes]
 
 
 def get_decode_inputs(sequences=2, context=256, heads=4, kv_heads=2, width=64):
-    """Returns q, k, v and the scale of a step of answers."""
+    """Returns q, k and v of a step of answers."""
     rng = np.random.default_rng(0)
     cache = (sequences, context, kv_heads, width)
     shapes = (sequences, heads, width), cache, cache
-    return [*(rng.standard_normal(shape).astype(np.float32) for shape in shapes), width**-0.5]
+    return [rng.standard_normal(shape).astype(np.float32) for shape in shapes]
 
 
-def reference(q, k, v, scale):
+def reference(q, k, v):
     """Returns the result of `attention_prompt` in fp64."""
-    (rows, heads, _), context = q.shape, len(k)
+    (rows, heads, width), context = q.shape, len(k)
     k, v = (np.repeat(x.astype(np.float64), heads // x.shape[1], axis=1) for x in (k, v))
-    scores = np.einsum("rhw,chw->hrc", q.astype(np.float64), k) * scale
+    scores = np.einsum("rhw,chw->hrc", q.astype(np.float64), k) * width**-0.5
     later = np.arange(context)[None, :] > np.arange(context - rows, context)[:, None]
     return np.einsum("hrc,chw->rhw", softmax(np.where(later, -np.inf, scores)), v)
 
 
-def decode_reference(q, k, v, scale):
+def decode_reference(q, k, v):
     """Returns the result of `attention_decode` in fp64."""
-    return np.stack([reference(one[None], *own, scale)[0] for one, *own in zip(q, k, v, strict=True)])
+    return np.stack([reference(one[None], *own)[0] for one, *own in zip(q, k, v, strict=True)])
 
 
 def softmax(scores):

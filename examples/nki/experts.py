@@ -10,7 +10,11 @@ import nki.language as nl
 import numpy as np
 
 TILE = 128
+"""Rows of a tile, and the most of the contracted axis that a product takes."""
 BANK = 512
+"""fp32 values in a bank of PSUM."""
+BLOCK = 4 * BANK
+"""Columns of a weight that are loaded at a time: long rows for DMA, and half of PSUM."""
 
 
 @nki.jit
@@ -47,13 +51,14 @@ def loaded(tensor):
 
 
 def turned_tiles(tile):
-    """Returns [rows, width] as tiles of [128, rows]: what a product contracts lies on the partitions."""
+    """Returns [rows, width] as tiles [up to 128, rows]: what a product contracts lies on partitions."""
     rows, width = tile.shape
     tiles = []
     for left in range(0, width, TILE):
-        bank = nl.ndarray((TILE, rows), dtype=tile.dtype, buffer=nl.psum)
-        turned = nl.ndarray((TILE, rows), dtype=tile.dtype, buffer=nl.sbuf)
-        nisa.nc_transpose(dst=bank, data=tile[0:rows, left : left + TILE])
+        right = min(width, left + TILE)
+        bank = nl.ndarray((right - left, rows), dtype=tile.dtype, buffer=nl.psum)
+        turned = nl.ndarray((right - left, rows), dtype=tile.dtype, buffer=nl.sbuf)
+        nisa.nc_transpose(dst=bank, data=tile[0:rows, left:right])
         nisa.tensor_copy(dst=turned, src=bank)
         tiles.append(turned)
     return tiles
@@ -62,14 +67,18 @@ def turned_tiles(tile):
 def product(turned, weight):
     """Returns the product of turned tiles with a weight of HBM, [rows, columns] in SBUF."""
     (width, columns), rows = weight.shape, turned[0].shape[1]
-    parts = [loaded(weight[i * TILE : (i + 1) * TILE, 0:columns]) for i in range(width // TILE)]
     result = nl.ndarray((rows, columns), dtype=nl.float32, buffer=nl.sbuf)
-    for left in range(0, columns, BANK):
-        right = min(columns, left + BANK)
-        bank = nl.ndarray((rows, right - left), dtype=nl.float32, buffer=nl.psum)
-        for tile, part in zip(turned, parts, strict=True):
-            nisa.nc_matmul(dst=bank, stationary=tile, moving=part[0:TILE, left:right])
-        nisa.tensor_copy(dst=result[0:rows, left:right], src=bank)
+    for left in range(0, columns, BLOCK):
+        cuts = [(low, min(columns, low + BANK)) for low in range(left, min(columns, left + BLOCK), BANK)]
+        banks = [nl.ndarray((rows, high - low), dtype=nl.float32, buffer=nl.psum) for low, high in cuts]
+        for i, tile in enumerate(turned):
+            inner = slice(i * TILE, min(width, (i + 1) * TILE))
+            part = loaded(weight[inner, left : cuts[-1][1]])
+            for bank, (low, high) in zip(banks, cuts, strict=True):
+                moving = part[0 : tile.shape[0], low - left : high - left]
+                nisa.nc_matmul(dst=bank, stationary=tile, moving=moving)
+        for bank, (low, high) in zip(banks, cuts, strict=True):
+            nisa.tensor_copy(dst=result[0:rows, low:high], src=bank)
     return result
 
 

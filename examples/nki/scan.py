@@ -151,6 +151,7 @@ def scan_4(x, dt, a, b, c):
     """Chunks outside, heads inside: what depends on no head is done once, and the state is one wide tile."""
     (tokens, width), heads, states = x.shape, dt.shape[1], b.shape[1]
     channels = width // heads
+    wide = most_heads(heads, BANK // channels)
     y = nl.ndarray((tokens, width), dtype=x.dtype, buffer=nl.shared_hbm)
     identity = nl.load(nl.shared_constant(np.identity(CHUNK, dtype=np.float32)))
     earlier = nl.load(nl.shared_constant(np.triu(np.ones((CHUNK, CHUNK), dtype=np.float32))))
@@ -165,18 +166,27 @@ def scan_4(x, dt, a, b, c):
         products = nl.copy(nisa.nc_matmul(b_t, c_t))
         step = nisa.tensor_tensor(dt_k, a_all, op=np.multiply)
         down, final = nl.copy(nisa.nc_matmul(earlier, step)), nl.copy(nisa.nc_matmul(ones, step))
-        x_k = nisa.tensor_tensor(x_k, over(dt_k, channels), op=np.multiply)
-        own = nl.ndarray((nl.par_dim(CHUNK), heads, channels), dtype=nl.float32, buffer=nl.psum)
-        for h in nl.affine_range(heads):
-            repeated_step = nl.copy(step[:, h : h + 1].broadcast_to((CHUNK, CHUNK)))
-            along = nisa.nc_matmul(repeated_step, earlier)
-            weights = between(down[:, h : h + 1], along, products)
-            own[:, h, :] = nisa.nc_matmul(weights, x_k[:, h, :])
-        write(y[rows, 0:width], own, all_heads(c_t, state), nl.exp(down))
-        x_k = nisa.tensor_tensor(x_k, over(nl.exp(nl.subtract(final, down)), channels), op=np.multiply)
-        state[...] = nisa.tensor_tensor(state, over(nl.exp(final[0:states, :]), channels), op=np.multiply)
-        state[...] = nisa.tensor_tensor(state, all_heads(b_k, x_k), op=np.add)
+        before, after, whole = nl.exp(down), nl.exp(nl.subtract(final, down)), nl.exp(final[0:states, :])
+        for w in nl.affine_range(heads // wide):
+            some = slice(w * wide, (w + 1) * wide)
+            x_w = nisa.tensor_tensor(x_k[:, some, :], over(dt_k[:, some], channels), op=np.multiply)
+            own = nl.ndarray((nl.par_dim(CHUNK), wide, channels), dtype=nl.float32, buffer=nl.psum)
+            for i in nl.affine_range(wide):
+                h = w * wide + i
+                along = nisa.nc_matmul(nl.copy(step[:, h : h + 1].broadcast_to((CHUNK, CHUNK))), earlier)
+                weights = between(down[:, h : h + 1], along, products)
+                own[:, i, :] = nisa.nc_matmul(weights, x_w[:, i, :])
+            cols = slice(w * wide * channels, (w + 1) * wide * channels)
+            write(y[rows, cols], own, all_heads(c_t, state[:, some, :]), before[:, some])
+            x_w = nisa.tensor_tensor(x_w, over(after[:, some], channels), op=np.multiply)
+            decayed = nisa.tensor_tensor(state[:, some, :], over(whole[:, some], channels), op=np.multiply)
+            state[:, some, :] = nisa.tensor_tensor(decayed, all_heads(b_k, x_w), op=np.add)
     return y
+
+
+def most_heads(heads, most):
+    """Returns the largest number of heads that divides them, and is not more than `most`."""
+    return max(n for n in range(1, most + 1) if heads % n == 0)
 
 
 def over(columns, channels):
@@ -204,11 +214,13 @@ def write(y, own, from_state, decay):
 def scan_5(x, dt, a, b, c):
     """Four heads an instruction, one causal mask for all, and bf16 for TensorE but in sums of steps."""
     (tokens, width), heads, states = x.shape, dt.shape[1], b.shape[1]
-    channels, group = width // heads, BANK // CHUNK
+    channels = width // heads
+    wide = most_heads(heads, BANK // channels)
+    group = most_heads(wide, BANK // CHUNK)
     y = nl.ndarray((tokens, width), dtype=x.dtype, buffer=nl.shared_hbm)
     earlier = nl.load(nl.shared_constant(np.triu(np.ones((CHUNK, CHUNK), dtype=np.float32))))
     ones = nl.load(nl.shared_constant(np.ones((CHUNK, CHUNK), dtype=np.float32)))
-    # For the sums of four heads along the free axis: each head sees its own block.
+    # For the sums of several heads along the free axis: each head sees its own block.
     blocks = nl.load(nl.shared_constant(np.kron(np.eye(group), np.ones((1, CHUNK))).astype(np.float32)))
     a_all = nl.broadcast_to(nl.load(a), shape=(CHUNK, heads))
     state = nl.zeros((nl.par_dim(states), heads, channels), dtype=nl.float32, buffer=nl.sbuf)
@@ -223,18 +235,24 @@ def scan_5(x, dt, a, b, c):
         products = nisa.tensor_tensor(nisa.nc_matmul(b_t, c_t), earlier, op=np.multiply, dtype=nl.bfloat16)
         step = nisa.tensor_tensor(dt_k, a_all, op=np.multiply)
         down, final = nl.copy(nisa.nc_matmul(earlier, step)), nl.copy(nisa.nc_matmul(ones, step))
-        x_k = nisa.tensor_tensor(x_k, over(dt_k, channels), op=np.multiply, dtype=nl.bfloat16)
-        own = nl.ndarray((nl.par_dim(CHUNK), heads, channels), dtype=nl.float32, buffer=nl.psum)
-        for g in nl.affine_range(heads // group):
-            weights = of_group(step[:, g * group : (g + 1) * group], earlier, ones, blocks, products)
-            for i in nl.affine_range(group):
-                h = g * group + i
-                own[:, h, :] = nisa.nc_matmul(weights[:, i, :], x_k[:, h, :])
-        write(y[rows, 0:width], own, all_heads(c_t, nl.copy(state, dtype=nl.bfloat16)), nl.exp(down))
-        left = over(nl.exp(nl.subtract(final, down)), channels)
-        x_k = nisa.tensor_tensor(x_k, left, op=np.multiply, dtype=nl.bfloat16)
-        state[...] = nisa.tensor_tensor(state, over(nl.exp(final[0:states, :]), channels), op=np.multiply)
-        state[...] = nisa.tensor_tensor(state, all_heads(b_k, x_k), op=np.add)
+        before, after, whole = nl.exp(down), nl.exp(nl.subtract(final, down)), nl.exp(final[0:states, :])
+        for w in nl.affine_range(heads // wide):
+            some = slice(w * wide, (w + 1) * wide)
+            x_w = nisa.tensor_tensor(
+                x_k[:, some, :], over(dt_k[:, some], channels), op=np.multiply, dtype=nl.bfloat16
+            )
+            own = nl.ndarray((nl.par_dim(CHUNK), wide, channels), dtype=nl.float32, buffer=nl.psum)
+            for g in nl.affine_range(wide // group):
+                first = w * wide + g * group
+                weights = of_group(step[:, first : first + group], earlier, ones, blocks, products)
+                for i in nl.affine_range(group):
+                    own[:, g * group + i, :] = nisa.nc_matmul(weights[:, i, :], x_w[:, g * group + i, :])
+            cols = slice(w * wide * channels, (w + 1) * wide * channels)
+            held = nl.copy(state[:, some, :], dtype=nl.bfloat16)
+            write(y[rows, cols], own, all_heads(c_t, held), before[:, some])
+            x_w = nisa.tensor_tensor(x_w, over(after[:, some], channels), op=np.multiply, dtype=nl.bfloat16)
+            decayed = nisa.tensor_tensor(state[:, some, :], over(whole[:, some], channels), op=np.multiply)
+            state[:, some, :] = nisa.tensor_tensor(decayed, all_heads(b_k, x_w), op=np.add)
     return y
 
 
