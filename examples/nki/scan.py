@@ -15,6 +15,8 @@ CHUNK = 128
 """Tokens that one product of TensorE takes: its partitions."""
 BANK = 512
 """fp32 values in a bank of PSUM, the most that one product writes."""
+LOWEST = -30000.0
+"""An exponent whose power is 0."""
 
 
 @nki.jit
@@ -141,7 +143,7 @@ def between(down, along, products):
     source, target = nl.arange(CHUNK)[:, None], nl.arange(CHUNK)[None, :]
     exponents = nisa.tensor_scalar(along, op0=np.subtract, operand0=down)
     exponents = nisa.affine_select(
-        pred=(source <= target), on_true_tile=exponents[source, target], on_false_value=-1e30
+        pred=(source <= target), on_true_tile=exponents[source, target], on_false_value=LOWEST
     )
     return nisa.tensor_tensor(nl.exp(exponents), products, op=np.multiply)
 
@@ -212,7 +214,7 @@ def write(y, own, from_state, decay):
 
 @nki.jit
 def scan_5(x, dt, a, b, c):
-    """Four heads an instruction, one causal mask for all, and bf16 for TensorE but in sums of steps."""
+    """Four heads an instruction, exponents and masks added up by TensorE, and bf16 but in sums of steps."""
     (tokens, width), heads, states = x.shape, dt.shape[1], b.shape[1]
     channels = width // heads
     wide = most_heads(heads, BANK // channels)
@@ -220,8 +222,11 @@ def scan_5(x, dt, a, b, c):
     y = nl.ndarray((tokens, width), dtype=x.dtype, buffer=nl.shared_hbm)
     earlier = nl.load(nl.shared_constant(np.triu(np.ones((CHUNK, CHUNK), dtype=np.float32))))
     ones = nl.load(nl.shared_constant(np.ones((CHUNK, CHUNK), dtype=np.float32)))
-    # For the sums of several heads along the free axis: each head sees its own block.
+    # In tiles of several heads each head sees its own block, and a token nothing that is later.
     blocks = nl.load(nl.shared_constant(np.kron(np.eye(group), np.ones((1, CHUNK))).astype(np.float32)))
+    later = np.tile(np.tril(np.full((CHUNK, CHUNK), LOWEST), -1), (1, group)).astype(np.float32)
+    later = nl.load(nl.shared_constant(later), dtype=nl.bfloat16)
+    identity = nl.load(nl.shared_constant(np.identity(CHUNK, dtype=np.float32)), dtype=nl.bfloat16)
     a_all = nl.broadcast_to(nl.load(a), shape=(CHUNK, heads))
     state = nl.zeros((nl.par_dim(states), heads, channels), dtype=nl.float32, buffer=nl.sbuf)
     for k in nl.sequential_range(tokens // CHUNK):
@@ -232,7 +237,7 @@ def scan_5(x, dt, a, b, c):
             nl.load(c[rows, 0:states], dtype=nl.bfloat16),
         )
         b_t, c_t = (nl.copy(nisa.nc_transpose(t)) for t in (b_k, c_k))
-        products = nisa.tensor_tensor(nisa.nc_matmul(b_t, c_t), earlier, op=np.multiply, dtype=nl.bfloat16)
+        products = nl.copy(nisa.nc_matmul(b_t, c_t), dtype=nl.bfloat16)
         step = nisa.tensor_tensor(dt_k, a_all, op=np.multiply)
         down, final = nl.copy(nisa.nc_matmul(earlier, step)), nl.copy(nisa.nc_matmul(ones, step))
         before, after, whole = nl.exp(down), nl.exp(nl.subtract(final, down)), nl.exp(final[0:states, :])
@@ -244,11 +249,11 @@ def scan_5(x, dt, a, b, c):
             own = nl.ndarray((nl.par_dim(CHUNK), wide, channels), dtype=nl.float32, buffer=nl.psum)
             for g in nl.affine_range(wide // group):
                 first = w * wide + g * group
-                weights = of_group(step[:, first : first + group], earlier, ones, blocks, products)
+                weights = of_group(step[:, first : first + group], earlier, later, identity, blocks, products)
                 for i in nl.affine_range(group):
                     own[:, g * group + i, :] = nisa.nc_matmul(weights[:, i, :], x_w[:, g * group + i, :])
             cols = slice(w * wide * channels, (w + 1) * wide * channels)
-            held = nl.copy(state[:, some, :], dtype=nl.bfloat16)
+            held = nisa.tensor_copy(state[:, some, :], dtype=nl.bfloat16, engine=nisa.scalar_engine)
             write(y[rows, cols], own, all_heads(c_t, held), before[:, some])
             x_w = nisa.tensor_tensor(x_w, over(after[:, some], channels), op=np.multiply, dtype=nl.bfloat16)
             decayed = nisa.tensor_tensor(state[:, some, :], over(whole[:, some], channels), op=np.multiply)
@@ -256,25 +261,20 @@ def scan_5(x, dt, a, b, c):
     return y
 
 
-def of_group(step, earlier, ones, blocks, products):
-    """Returns the weights [from, head, to] of a group of heads."""
+def of_group(step, earlier, later, identity, blocks, products):
+    """Returns the weights [from, head, to] of a group of heads; the exponents are sums that TensorE adds up."""
     group = step.shape[1]
-    sums = nl.copy(nisa.nc_matmul(step, earlier))  # [head, to]
-    own_sums = nisa.tensor_tensor(
-        sums.reshape((group, 1, CHUNK)).broadcast_to((group, group, CHUNK)),
-        blocks.reshape((group, group, CHUNK)),
-        op=np.multiply,
-    )
+    minus = nisa.activation(op=nl.copy, data=nisa.nc_matmul(step, earlier), scale=-1.0)  # [head, from]
     exponents = nl.zeros((nl.par_dim(CHUNK), group * CHUNK), dtype=nl.float32, buffer=nl.psum)
-    exponents += nisa.nc_matmul(ones[0:group, :], own_sums.reshape((group, group * CHUNK)))
-    exponents += nisa.nc_matmul(nl.negative(sums), blocks)
-    # What is later than `to` has a positive exponent; `products` is 0 there, so any finite value will do.
-    exponents = nisa.tensor_scalar(exponents, op0=np.minimum, operand0=0.0)
-    decays = nisa.activation(op=nl.exp, data=exponents, dtype=nl.bfloat16)
+    for i in nl.affine_range(group):
+        one = step[:, i : i + 1].broadcast_to((CHUNK, CHUNK))
+        repeated_step = nisa.tensor_copy(one, engine=nisa.scalar_engine)
+        exponents[:, i * CHUNK : (i + 1) * CHUNK] += nisa.nc_matmul(repeated_step, earlier)
+    exponents += nisa.nc_matmul(minus, blocks)
+    exponents += nisa.nc_matmul(identity, later)
+    decays = nisa.activation(op=nl.exp, data=exponents, dtype=nl.bfloat16).reshape((CHUNK, group, CHUNK))
     shared = products.reshape((CHUNK, 1, CHUNK)).broadcast_to((CHUNK, group, CHUNK))
-    return nisa.tensor_tensor(
-        decays.reshape((CHUNK, group, CHUNK)), shared, op=np.multiply, dtype=nl.bfloat16
-    )
+    return nisa.tensor_tensor(decays, shared, op=np.multiply, dtype=nl.bfloat16)
 
 
 def get_inputs(tokens=1024, heads=8, channels=64, states=128):

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from math import prod
 from pathlib import Path
 from typing import Any
+from weakref import WeakValueDictionary
 
 import numpy as np
 
@@ -69,6 +70,8 @@ class Recorder:
     findings: dict[tuple[str, Site], Finding] = field(default_factory=dict)
     loops: list[Loop] = field(default_factory=list)
     """Loops that are being run, the outermost first."""
+    before_loops: WeakValueDictionary[int, Any] = field(default_factory=WeakValueDictionary)
+    """Tiles that are not made yet; `settle` makes those that the next loop may read."""
     exact: set[Site] = field(default_factory=set)
     """Loops whose turns differ: they are not extrapolated."""
     muted: int = 0
@@ -182,6 +185,9 @@ class Recorder:
         computed, the others are not even run.
         """
         self.flush()
+        for tile in list(self.before_loops.values()):
+            tile.settle()
+        self.before_loops.clear()
         self._loops_begun += 1
         loop = Loop(self._loops_begun, kind, len(indices), self.site())
         self.loops.append(loop)

@@ -23,15 +23,21 @@ class Broadcast(Tile):
     """One partition repeated over many.
 
     An operation in the same turn of the loops reads the product in PSUM, bank by bank.  Used elsewhere, it
-    is copied to a tile in SBUF first.
+    is copied to a tile in SBUF first, before the next loop at the latest.
     """
 
-    __slots__ = ("_shape", "depth", "source")
+    __slots__ = ("__weakref__", "_shape", "depth", "source", "used")
 
     def __init__(self, source: View, shape: tuple[int, ...]) -> None:
         super().__init__(None)
         self.source, self._shape = source, shape
-        self.depth = len(current().loops)
+        self.depth, self.used = len(current().loops), False
+        current().before_loops[id(self)] = self
+
+    def settle(self) -> None:
+        """Makes the copy that a loop will read, if nothing has read the products yet."""
+        if not self.used:
+            _ = self.view
 
     @property
     def view(self) -> View:
@@ -62,6 +68,7 @@ class Broadcast(Tile):
 
     def chunks(self) -> Iterator[tuple[tuple[slice, slice], View]]:
         """Yields the parts of the flattened tile, and each part as a product in PSUM."""
+        self.used = True
         partitions, source = self._shape[0], _flat(self.source)
         ones = _ones(partitions)
         for start in range(0, source.shape[1], BANK):
@@ -77,7 +84,19 @@ def _ones(partitions: int) -> View:
     if (ones := recorder.constants.get("ones")) is None:
         ones = recorder.constants["ones"] = fresh((1, 128), np.float32)
         memset(ones, 1)
+        _moved_to_the_beginning(ones)
     return ones[:, :partitions]
+
+
+def _moved_to_the_beginning(made: View) -> None:
+    """Moves the last instruction, which made a constant, before all others, so that it is in no loop."""
+    recorder = current()
+    if recorder.muted:
+        return
+    recorder.stream.insert(0, recorder.stream.pop())
+    for buffer in recorder.buffers:
+        buffer.born += 1
+    made.buffer.born = 0
 
 
 def _flat(view: View) -> View:
