@@ -36,6 +36,7 @@ def _engine() -> list[Parameter]:
         several("instance", "Instance size that may be chosen (repeatable); default: all."),
         several("format", "Number format that may be chosen (repeatable); default: bf16 and int8-weights."),
         several("profile", "Software stack that may be chosen: a name, or a profile file (repeatable)."),
+        flag(EngineConfig, "kernels", panel=CHOICES),
         drafts(
             "Try speculative decoding as well, with an assumed share of drafts that are accepted; JSON "
             "as for corepipe simulate.",

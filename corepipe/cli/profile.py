@@ -19,7 +19,7 @@ def flags() -> list[Parameter]:
         MODEL,
         *fields.of_engine("instance", "mode", *fields.DEGREES),
         fields.timed_format(),
-        *fields.of_engine("profile", "max_model_len"),
+        *fields.of_engine("profile", "kernels", "max_model_len"),
         fields.drafts(
             "With --ladder: try speculative decoding, with an assumed share of drafts that are "
             "accepted; JSON as for corepipe simulate."

@@ -20,7 +20,9 @@ def flags() -> list[Parameter]:
     return [
         MODEL,
         fields.timed_format(),
-        *fields.of_engine("max_model_len", "task", "instance", "lnc", "mode", *fields.DEGREES, "profile"),
+        *fields.of_engine(
+            "max_model_len", "task", "instance", "lnc", "mode", *fields.DEGREES, "profile", "kernels"
+        ),
         *fields.of_engine("max_num_seqs", "max_num_batched_tokens", "max_batch_delay", "policy"),
         fields.drafts(
             "Speculative decoding: several tokens are drafted for a step, and how many of them are accepted "

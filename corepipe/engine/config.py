@@ -176,6 +176,12 @@ class EngineConfig(FrozenModel):
         default=None,
         description="Software stack of the device: the name of a runtime profile, or a profile file.",
     )
+    kernels: Annotated[tuple[str, ...], Flag(DEVICE, ("--kernel",), metavar="OP=FILE:ENTRY")] = Field(
+        default=(),
+        description="NKI kernel whose simulated time replaces that of an Op of the model (repeatable), after "
+        "its outputs were compared with the Op's. FILE is run as Python, once, at the start. OP: rmsnorm, "
+        "swiglu, attention, attention-decode, scan, scan-decode, experts.",
+    )
     max_num_seqs: Annotated[int, Flag(BATCHING, also=True, chart="batching.maxNumSeqs")] = Field(
         default=defaults.MAX_NUM_SEQS, ge=1, le=1024, description="Most sequences in a batch."
     )
@@ -305,6 +311,16 @@ class EngineConfig(FrozenModel):
         if limit != cls.model_fields[info.field_name or ""].default and not served:
             raise ValueError("no adapters are served (--enable-lora, --lora-modules or --lora-dir)")
         return limit
+
+    @field_validator("kernels")
+    @classmethod
+    def _spell_kernels(cls, texts: tuple[str, ...]) -> tuple[str, ...]:
+        for text in texts:
+            op, _, place = text.partition("=")
+            file, _, entry = place.rpartition(":")
+            if not (op and file and entry):
+                raise ValueError(f"{text}: give OP=FILE:ENTRY, such as rmsnorm=kernels.py:rmsnorm")
+        return texts
 
     @field_validator("speculative_config", mode="before")
     @classmethod

@@ -25,7 +25,7 @@ SCHEMA = "corepipe.ladder/1"
 ANSWER = 64
 """Tokens of an answer: --output-steps' most."""
 
-SET = ("mode", "pipeline", "tensor", "data", "expert", "batch", "output_steps", "output")
+SET = ("mode", "pipeline", "tensor", "data", "expert", "batch", "output_steps", "output", "kernel")
 """Flags that its rungs set."""
 
 

@@ -19,6 +19,7 @@ from corepipe.cli.output.common import (
     results,
 )
 from corepipe.cli.run.assumed_drafts import assumed_drafts
+from corepipe.cli.run.kernels import asked_kernels
 from corepipe.cli.run.plans.given import asked_demand, asked_formats, asked_instances, asked_market, searching
 from corepipe.cli.run.plans.view import doubts, note, print_plan, sentence
 from corepipe.engine.assembly.device_plan import graph_of, timed_task
@@ -71,6 +72,8 @@ def run(given: Given) -> None:
     emit, as_json = given["emit"], given["json"]
     if emit and as_json:
         raise UserError("--emit prints a file and --json a document: give one of them", "emit")
+    if emit:
+        given.refuse(("kernel",), "is not for --emit: what is deployed has no kernels from files")
     inquiry = _inquiry(given)
     if emit is options.Emit.VLLM_NEURON:
         _check_any_runs(inquiry)
@@ -185,7 +188,7 @@ def _inquiry(given: Given) -> PlanRequest:
     return PlanRequest(
         architecture=model,
         demand=asked_demand(given),
-        space=replace(_space(given), speculative_config=guesses),
+        space=replace(_space(given, model), speculative_config=guesses),
         market=asked_market(given),
         validation=shipped_validation(),
         max_model_len=given["max_model_len"],
@@ -197,10 +200,11 @@ def _inquiry(given: Given) -> PlanRequest:
     )
 
 
-def _space(given: Given) -> SearchSpace:
+def _space(given: Given, model: Architecture) -> SearchSpace:
     """Returns the deployments that may be chosen; NxD Inference computes whole prompts, one at a time."""
-    chosen, emit = asked_instances(given), given["emit"]
-    software = tuple(profiles.profile(stack) for stack in dict.fromkeys(_stacks(given)))
+    chosen, emit, kernels = asked_instances(given), given["emit"], asked_kernels(given, model)
+    stacks = map(profiles.profile, dict.fromkeys(_stacks(given)))
+    software = tuple(stack.with_kernels(kernels) for stack in stacks)
     space = SearchSpace(chosen, asked_formats(given), software, whole=any(one.chunk for one in software))
     native = any(map(emit_vllm.is_native, chosen))
     return replace(space, batched_tokens=()) if emit is options.Emit.VLLM_NEURON and not native else space
@@ -276,4 +280,5 @@ def _repository(model: str) -> tuple[str, str | None]:
 
 def _stack(profile: RuntimeProfile, stacks: Sequence[str]) -> str:
     """Returns a profile as the user named it: by a name, or by the path of a file."""
-    return next(stack for stack in stacks if profiles.profile(stack) == profile)
+    plain = profile.with_kernels(None)
+    return next(stack for stack in stacks if profiles.profile(stack) == plain)

@@ -12,6 +12,7 @@ from rich.console import Console
 from corepipe.cli.flags.options import Given
 from corepipe.cli.output.common import check_writable, errors, print_json, progress_bar, results
 from corepipe.cli.output.tables import Figures, between
+from corepipe.cli.run.kernels import asked_kernels, kernels_in_words
 from corepipe.cli.run.software import ASSUMED, PROFILE, GraphKind, software
 from corepipe.errors import UserError
 from corepipe.models.registry import Architecture, architecture
@@ -61,7 +62,7 @@ def _setup(given: Mapping[str, Any]) -> ProfileSetup:
         architecture=model,
         format=TIMED_FORMATS[given["dtype"].value],
         instance=find_instance(given["instance"]),
-        profile=profiles.profile(stack),
+        profile=profiles.profile(stack).with_kernels(asked_kernels(given, model)),
         batch=given["batch"],
         input_len=given["input_len"],
         decode_steps=given["output_steps"],
@@ -126,6 +127,7 @@ def _document(result: _Result) -> dict[str, object]:
         "instance": setup.instance.name,
         "format": setup.format.name,
         "profile": setup.profile.name,
+        **({} if setup.profile.kernels is None else {"kernels": setup.profile.kernels.describe()}),
         "placement": asdict(setup.placement) | {"reason": result.reason},
         "batch": setup.batch,
         "input_len": setup.input_len,
@@ -154,6 +156,8 @@ def _print(console: Console, result: _Result, *, assumes: bool) -> None:
     console.print(result.reason, style="dim")
     around = software(setup.profile, result.run.graph if assumes else None)
     console.print(around, style="dim")
+    for line in kernels_in_words(setup.profile.kernels):
+        console.print(line, style="dim", markup=False)
     table = Figures("a step", *(f">{part.phase}" for part in result.measured))
     for field in fields(Summary):
         table.add_row(field.name, *(_figure(getattr(part.summary, field.name)) for part in result.measured))

@@ -14,6 +14,7 @@ from corepipe.cli.flags.workload import SIMULATED_REQUESTS, TraceSchema
 from corepipe.cli.output.common import check_writable, errors, progress_bar, results, write_result
 from corepipe.cli.output.placement import degrees_of
 from corepipe.cli.output.tables import Figures, between, facts
+from corepipe.cli.run.kernels import kernels_in_words
 from corepipe.cli.run.software import ASSUMED, SIMULATE, GraphKind, software
 from corepipe.cli.run.workload import asked_slo, asked_workload, input_length
 from corepipe.engine.assembly.device_plan import graph_of, timed_task
@@ -152,6 +153,8 @@ def _headline(report: SimulationReport, around: str) -> Iterator[str | Text]:
     if why := placed.get("hypothetical"):
         yield Text(f"hypothetical: {why}", "yellow")
     yield Text(str(placed["reason"]), "dim")
+    for line in kernels_in_words(report.device.profile.kernels):
+        yield Text(line, "dim")
     if not report.device.graph.generates and report.completed:
         yield Text(_this_load(report), "dim")
     yield Text(around, "dim")

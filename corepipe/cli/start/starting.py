@@ -67,6 +67,7 @@ def starting(
     the context.  listening: False opens no port.  Raises UserError for what cannot be had.
     """
     _check_fleet(asked)
+    _check_kernels(engine, server)
     with ExitStack() as stack:
         processes = [stack.enter_context(_made()) if server.fleet is None else None for _ in asked]
         from corepipe.cli.start.ports import open_ports  # noqa: PLC0415 -- the engine imports while this does
@@ -131,6 +132,14 @@ def lora_flag(engine: EngineConfig) -> str:
     if engine.lora_modules:
         return "--lora-modules"
     return "--lora-dir" if engine.lora_dir else "--enable-lora"
+
+
+def _check_kernels(engine: EngineConfig, server: ServerConfig) -> None:
+    """Raises UserError where a request, or another host, would have the user's kernels run."""
+    if engine.kernels and server.models_dirs:
+        raise UserError("--kernel: not with --models-dir, whose models are loaded for requests", "kernels")
+    if engine.kernels and server.fleet is not None:
+        raise UserError("--kernel: not for a fleet, whose hosts have no such files", "kernels")
 
 
 def _check_fleet(asked: Sequence[tuple[EngineConfig, ServerConfig]]) -> None:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from corepipe.engine.assembly.draft_plan import no_way_back, plan_draft
+from corepipe.engine.assembly.op_kernels import settle_kernels, with_kernels
 from corepipe.engine.batch.encoding import Encoding
 from corepipe.engine.config import EngineConfig
 from corepipe.errors import UserError
@@ -117,7 +118,8 @@ class DevicePlan:
         if self.draft is None:
             return None
         programs = self.draft.programs(self.placement.tensor)
-        cost = CostModel(programs, self.instance, self.profile, self.placement.data, replica)
+        plain = self.profile.with_kernels(None)  # kernels are of the other model
+        cost = CostModel(programs, self.instance, plain, self.placement.data, replica)
         return DraftTimes(cost.with_batch(self.batch, self.chunk))
 
     def interval(
@@ -158,6 +160,7 @@ class DevicePlan:
             "intervals": self.intervals(),
             **self._buckets(),
             **self._drafts(),
+            **({} if self.profile.kernels is None else {"kernels": self.profile.kernels.describe()}),
             "cores": [
                 {**core, "memory_bytes": self._memory(memory)}
                 for core, memory in zip(describe(self.programs), self.memory.cores, strict=True)
@@ -212,7 +215,7 @@ def plan_device(config: EngineConfig, model: Architecture, draft: Architecture |
     if config.speculative_config is not None:
         _check_speculation(config, graph)
     draft_plan = plan_draft(config, graph, draft)
-    runtime = runtime_profile(config, graph)
+    runtime = with_kernels(config, graph, runtime_profile(config, graph))
     limits = _limits(config, graph, runtime, draft_plan)
     degrees = modes.RequestedDegrees(config.pipeline, config.tensor, config.data, config.expert)
     placement, reason = modes.resolve(config.mode, graph, instance, limits, runtime, degrees)
@@ -220,6 +223,7 @@ def plan_device(config: EngineConfig, model: Architecture, draft: Architecture |
     programs = cut(placement)
     memory = plan_memory(programs, placement, instance, limits, cut)
     batch, chunk = config.max_num_seqs, batch_tokens(config, graph)
+    settle_kernels(config, programs, instance, runtime, rows=chunk)
     return DevicePlan(graph, instance, placement, reason, programs, memory, runtime, batch, chunk, draft_plan)
 
 

@@ -140,6 +140,7 @@ def _flags(deployment: PlannedDeployment, stack: str) -> dict[str, object]:
         "--max-num-batched-tokens": limits.max_num_batched_tokens,
         "--block-size": BLOCK_SIZE,
         **({} if guesses is None else {"--speculative-config": json.dumps(guesses.as_given())}),
+        **({} if shape.profile.kernels is None else {"--kernel": [*shape.profile.kernels.texts]}),
     }
 
 
@@ -153,4 +154,5 @@ def _slo(demand: Demand) -> dict[str, object]:
 
 
 def _words(flags: Mapping[str, object]) -> list[str]:
-    return [str(part) for pair in flags.items() for part in pair]
+    several = ((flag, value if isinstance(value, list) else [value]) for flag, value in flags.items())
+    return [str(part) for flag, values in several for value in values for part in (flag, value)]

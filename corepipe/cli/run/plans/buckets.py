@@ -46,7 +46,7 @@ MOST_REQUESTS = 1_000_000
 
 UNUSED = (
     "rate", "ttft", "tpot", "percentile", "margin", "prices", "max_error", "emit", "time_limit",
-    "speculative_config",
+    "speculative_config", "kernel",
 )  # fmt: skip
 """Flags of a search that lengths alone have no use for."""
 

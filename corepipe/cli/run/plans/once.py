@@ -41,6 +41,7 @@ UNMET = 3
 
 UNUSED = (
     "tpot", "output_len", "speculative_config", "emit", "confidence", "next_measurement", "max_error",
+    "kernel",
 )  # fmt: skip
 """Flags of a plan for what generates."""
 

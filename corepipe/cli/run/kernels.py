@@ -1,0 +1,26 @@
+"""`--kernel` of commands that have no engine."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from corepipe.cli.flags.settings import configured
+from corepipe.engine.assembly.op_kernels import kernels_of
+from corepipe.engine.config import EngineConfig
+from corepipe.models.registry import Architecture
+from corepipe.neuron.chips.runtime_profile import OpKernels
+from corepipe.neuron.formats import FORMATS
+
+
+def asked_kernels(given: Mapping[str, Any], model: Architecture) -> OpKernels | None:
+    """Returns the kernels of the flags, if there are any.  Raises UserError for those that cannot be used."""
+    if not given["kernel"]:
+        return None
+    texts = configured(EngineConfig, {"model": given["model"], "kernel": given["kernel"]}).kernels
+    return kernels_of(texts, model.graph(FORMATS["bf16"]))
+
+
+def kernels_in_words(kernels: OpKernels | None) -> list[str]:
+    """Returns a line for each kernel and size of its Op."""
+    return [] if kernels is None else [f"kernel {line}" for line in kernels.in_words()]
