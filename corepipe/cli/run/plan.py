@@ -132,6 +132,8 @@ def _real(plan: Plan, best: PlanOption, model: str) -> dict[str, Any]:
     """Returns fields of `PlanCommands`: what runs a replica on the hardware, or why no stack does."""
     longest, config = int(plan.inquiry.demand.sizes.prompts.max()), plan.inquiry.architecture.config
     candidate = best.deployment.candidate
+    if candidate.shape.profile.kernels is not None:
+        return {"vllm": "vLLM on Neuron takes no kernels from files: it would run its own"}
     if (refused := emit_vllm.refusal(candidate, config, longest)) is not None:
         return {"vllm": refused}
     source, doubts = _source(plan, best, model)

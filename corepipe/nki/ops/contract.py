@@ -8,6 +8,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from math import erf
 from typing import Any, ClassVar, Self
 
 import ml_dtypes
@@ -180,10 +181,13 @@ def activated(x: F32s, function: str) -> F32s:
     """Returns an activation function of x, in fp32."""
     match function:
         case "silu":
-            return np.asarray(x / (1 + np.exp(-x)), np.float32)
+            found = x / (1 + np.exp(-x))
+        case "gelu":
+            found = x * (1 + np.vectorize(erf)(x / np.sqrt(2))) / 2
         case "gelu_tanh":
-            inner = np.float32(np.sqrt(2 / np.pi)) * (x + np.float32(0.044715) * x**3)
-            return np.asarray(x * (1 + np.tanh(inner)) / 2, np.float32)
+            found = x * (1 + np.tanh(np.sqrt(2 / np.pi) * (x + 0.044715 * x**3))) / 2
         case "relu":
-            return np.maximum(x, np.float32(0))
-    raise UserError(f"--kernel: no kernel is compared with a gate by {function}", "kernels")
+            found = np.maximum(x, 0)
+        case _:
+            raise UserError(f"--kernel: kernels cannot be compared with a gate by {function}", "kernels")
+    return np.asarray(found, np.float32)
