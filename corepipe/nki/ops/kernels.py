@@ -204,8 +204,9 @@ class _Runner:
 
 
 def kernel_seconds(result: Result, target: str) -> float:
-    """Returns the time of a kernel without the frame of an execution, which `nki.benchmark` counts: as part of
-    a model's program it has none."""
+    """Returns the time of a kernel without the frame of an execution, which `nki.benchmark` counts.
+
+    As part of a model's program a kernel has none."""
     return result.times.seconds - shipped()[GENERATIONS[target]].constants.frame_us * 1e-6
 
 
