@@ -11,6 +11,7 @@ from typing import Any
 
 from corepipe.nki.core.errors import KernelError
 from corepipe.nki.core.recorder import outside
+from corepipe.nki.dialects.current.modules import modules as current
 from corepipe.nki.dialects.kernels import Runner
 from corepipe.nki.dialects.legacy.modules import modules as legacy
 
@@ -40,7 +41,7 @@ def installed(runner: Runner) -> Iterator[None]:
 def made(runner: Runner) -> dict[str, ModuleType]:
     """Returns the modules by name; a package has its modules as attributes."""
     found: dict[str, ModuleType] = {}
-    for name, names in legacy(runner).items():
+    for name, names in (legacy(runner) | current(runner)).items():
         found[name] = _module(name, names)
         package, _, last = name.rpartition(".")
         if package:

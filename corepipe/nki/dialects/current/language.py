@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from typing import Any
 
@@ -12,80 +12,17 @@ import numpy as np
 from corepipe.nki.core.buffers import Space
 from corepipe.nki.core.instructions import LoopKind
 from corepipe.nki.core.recorder import current
-from corepipe.nki.core.tensors import whole
+from corepipe.nki.dialects.current import composed, memory
 from corepipe.nki.dialects.current import instructions as nisa
+from corepipe.nki.dialects.current.memory import ndarray
 from corepipe.nki.dialects.current.tensor import NKIObject, NkiTensor, Register, integer
 from corepipe.nki.dialects.current.types import (
     DTYPES,
     PACKED,
     MemoryRegion,
     TileSize,
-    dtype_of,
 )
 from corepipe.nki.isa.operations import BINARY, UNARY, name_of
-
-
-def ndarray(
-    shape: Sequence[int], dtype: Any, buffer: Any = MemoryRegion.sbuf, name: str = "", address: Any = None
-) -> NkiTensor:
-    """Returns a new tensor.  address: (partition, byte of a partition)."""
-    region = MemoryRegion(buffer)
-    made = current().allocate(region.space, tuple(int(n) for n in shape), dtype_of(dtype), name=name or "")
-    if address is not None:
-        made.address = int(address[1])
-    return NkiTensor(whole(made), region, name or "")
-
-
-def full(
-    shape: Sequence[int], fill_value: Any, dtype: Any, buffer: Any = MemoryRegion.sbuf, name: str = ""
-) -> NkiTensor:
-    made = ndarray(shape, dtype, buffer, name)
-    if made.on_chip:
-        nisa.memset(made, fill_value)
-    else:
-        _filled(made, fill_value)
-    return made
-
-
-def _filled(tensor: NkiTensor, value: Any) -> None:
-    """Fills a tensor in HBM from a tile of the value."""
-    flat = tensor.reshape((tensor.size,))
-    width = min(tensor.size, 2048)
-    tile = full((1, width), value, tensor.dtype)
-    for start in range(0, tensor.size, width):
-        count = min(width, tensor.size - start)
-        nisa.dma_copy(flat[start : start + count], tile[:, :count])
-
-
-def zeros(shape: Sequence[int], dtype: Any, buffer: Any = MemoryRegion.sbuf, name: str = "") -> NkiTensor:
-    return full(shape, 0, dtype, buffer, name)
-
-
-def ones(shape: Sequence[int], dtype: Any, buffer: Any = MemoryRegion.sbuf, name: str = "") -> NkiTensor:
-    return full(shape, 1, dtype, buffer, name)
-
-
-def empty_like(x: NkiTensor, dtype: Any = None, buffer: Any = None, name: str = "") -> NkiTensor:
-    return ndarray(x.shape, x.dtype if dtype is None else dtype, buffer or x.buffer, name)
-
-
-def zeros_like(x: NkiTensor, dtype: Any = None, buffer: Any = None, name: str = "") -> NkiTensor:
-    return zeros(x.shape, x.dtype if dtype is None else dtype, buffer or x.buffer, name)
-
-
-def shared_constant(constant: Any) -> NkiTensor:
-    """Returns a tensor in HBM that holds a numpy array."""
-    if isinstance(constant, str):
-        raise current().refuse("operand", "shared_constant takes an array; load the file by numpy first")
-    return NkiTensor(whole(current().give("constant", np.asarray(constant))), MemoryRegion.shared_hbm)
-
-
-def shared_identity_matrix(n: int, dtype: Any = np.uint8, dst: NkiTensor | None = None) -> NkiTensor:
-    """Returns an identity matrix in SBUF, loaded from HBM."""
-    kind = dtype_of(dtype)
-    made = dst if dst is not None else ndarray((n, n), kind)
-    nisa.dma_copy(made, shared_constant(np.eye(n, dtype=np.float32).astype(kind)))
-    return made
 
 
 def ds(start: Any, size: int) -> slice:
@@ -127,16 +64,6 @@ def num_programs(axes: Any = 0) -> int:
 
 def program_ndim() -> int:
     return len(current().grid)
-
-
-def load(src: NkiTensor, dtype: Any = None) -> NkiTensor:
-    made = ndarray(src.shape, src.dtype if dtype is None else dtype)
-    nisa.dma_copy(made, src)
-    return made
-
-
-def store(dst: NkiTensor, value: NkiTensor) -> None:
-    nisa.dma_copy(dst, value)
 
 
 def device_print(print_prefix: str, tensor: NkiTensor) -> None:
@@ -229,7 +156,7 @@ def names() -> dict[str, Any]:
         "is_on_chip": lambda buffer: MemoryRegion(buffer).space is not Space.HBM,
     }
     functions = (
-        ndarray, full, zeros, ones, empty_like, zeros_like, shared_constant, shared_identity_matrix, load,
-        store, ds, dynamic_range, fori_loop, while_loop, program_id, num_programs, program_ndim, device_print,
+        *memory.FUNCTIONS, *composed.FUNCTIONS,
+        ds, dynamic_range, fori_loop, while_loop, program_id, num_programs, program_ndim, device_print,
     )  # fmt: skip
     return found | {function.__name__: function for function in functions}
