@@ -81,6 +81,8 @@ def _product(stationary: View, moving: View, rows: int, *, exact: bool) -> Array
 
 def _adds(recorder: Recorder, dst: View, accumulate: bool | None, is_transpose: bool) -> bool:
     """Tells whether a product adds to what its destination holds, which another product must have left."""
+    if accumulate is False:
+        return False
     region = dst.region()
     writer = next(
         (
