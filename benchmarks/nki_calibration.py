@@ -26,10 +26,10 @@ from unittest.mock import patch
 
 import numpy as np
 import numpy.typing as npt
-from corepipe.nki.run.calls import Call, recorded
 
 from corepipe.nki.core.instructions import Engine
 from corepipe.nki.core.recorder import Recorder
+from corepipe.nki.run.calls import Call, recorded
 from corepipe.nki.run.loading import module_of
 from corepipe.nki.run.simulate import installed
 from corepipe.nki.timing.compiled import Compiled, compiled
