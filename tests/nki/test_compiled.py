@@ -3,7 +3,7 @@ runs that leave no turn out."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -18,6 +18,7 @@ from corepipe.nki.isa.tensor import nc_matmul
 from corepipe.nki.isa.transfers import dma_copy
 from corepipe.nki.isa.vector import memset, tensor_copy, tensor_scalar, tensor_tensor
 from corepipe.nki.timing.compiled import Compiled, compiled, place_of
+from corepipe.nki.timing.profile import MOVED_TRANSPOSES, PROFILES, CompilerRule
 
 KIB = 1 << 10
 TILE = 128 * 512 * 4
@@ -46,11 +47,17 @@ class Kernel:
         return self.recorder.loop(kind, range(count))
 
 
-def run(kernel: Callable[[Kernel], None], *, whole_: bool = False, legacy: bool = True) -> Compiled:
+def run(
+    kernel: Callable[[Kernel], None],
+    *,
+    whole_: bool = False,
+    legacy: bool = True,
+    rules: Sequence[CompilerRule] | None = None,
+) -> Compiled:
     recorder = Recorder("v2", legacy=legacy, values=False, whole=whole_)
     with recording(recorder):
         kernel(Kernel(recorder))
-    return compiled(recorder)
+    return compiled(recorder, rules)
 
 
 def instructions(found: Compiled, op: str = "") -> list[Instruction]:
@@ -141,6 +148,17 @@ def accumulated(rows: int, turns: int) -> Callable[[Kernel], None]:
             dma_copy(target[n], sums[n])
 
     return kernel
+
+
+def halved(k: Kernel) -> None:
+    """Adds to tiles half of them, as AccelOpt's adamw."""
+    x, target = k.input(40), k.output(40)
+    for i in k.loop(40):
+        tile, half, total = k.tiles(), k.tiles(), k.tiles()
+        dma_copy(tile, x[i])
+        tensor_scalar(half, tile, "multiply", 0.5, engine=Engine.VECTOR)
+        tensor_tensor(total, tile, half, "add")
+        dma_copy(target[i], total)
 
 
 # Traffic
@@ -268,17 +286,8 @@ def test_the_peak_names_its_line_and_the_largest_tensors() -> None:
 
 
 def test_results_that_the_next_instruction_adds_are_placed_in_psum() -> None:
-    def kernel(k: Kernel) -> None:
-        x, target = k.input(40), k.output(40)
-        for i in k.loop(40):
-            tile, half, total = k.tiles(), k.tiles(), k.tiles()
-            dma_copy(tile, x[i])
-            tensor_scalar(half, tile, "multiply", 0.5, engine=Engine.VECTOR)
-            tensor_tensor(total, tile, half, "add")
-            dma_copy(target[i], total)
-
     for legacy, space in ((True, Space.PSUM), (False, Space.SBUF)):
-        found = run(kernel, legacy=legacy)
+        found = run(halved, legacy=legacy)
         for adding in instructions(found, "tensor_tensor"):
             assert {r.buffer.space for r in adding.reads} == {Space.SBUF, space}
             assert Engine.GPSIMD not in adding.engines or not legacy
@@ -324,3 +333,65 @@ def test_blocks_that_are_alive_together_all_exist() -> None:
     found = run(held(70, 20, 10), whole_=True)
     copies = {place[-1]: n for place, n in found.copies.items()}
     assert copies["weights"] >= 70
+
+
+# Rules
+
+
+def transposed(blocks: int, turns: int) -> Callable[[Kernel], None]:
+    """Transposes what each turn loads again, as AccelOpt's bmm."""
+
+    def kernel(k: Kernel) -> None:
+        x, unit, target = k.input(blocks), k.input(1, "identity"), k.output(turns)
+        identity = k.tiles(name="identity")
+        dma_copy(identity, unit[0])
+        for i in k.loop(turns):
+            turned, out = k.tiles(blocks, name="turned"), k.tiles(name="out")
+            for n in k.loop(blocks):
+                tile, held = k.tiles(), k.tiles(space=Space.PSUM)
+                dma_copy(tile, x[n])
+                for part in range(4):
+                    columns = slice(128 * part, 128 * part + 128)
+                    nc_matmul(held[:, columns], tile[:, columns], identity[:, :128], is_transpose=True)
+                tensor_copy(turned[n], held)
+            for n in k.loop(blocks):
+                tensor_tensor(out, turned[n], turned[n], "add")
+            dma_copy(target[i], out)
+
+    return kernel
+
+
+def transposes(found: Compiled) -> int:
+    return sum(bool(i.details.get("is_transpose")) for i in instructions(found))
+
+
+def test_transposes_move_with_the_loads_that_bring_their_operands() -> None:
+    """Counted in AccelOpt's bmm: each tile is transposed once."""
+    found = run(transposed(4, 6), whole_=True)
+    assert found.traffic.read == (4 + 1) * TILE
+    assert transposes(found) == 4 * 4
+    without = [rule for rule in PROFILES[True] if rule is not MOVED_TRANSPOSES]
+    kept_in_place = run(transposed(4, 6), whole_=True, rules=without)
+    assert kept_in_place.traffic.read == (4 + 1) * TILE
+    assert transposes(kept_in_place) == 6 * 4 * 4
+
+
+def test_transposes_stay_in_the_loop_if_their_results_do_not_fit() -> None:
+    found = run(transposed(90, 6), whole_=True)
+    assert transposes(found) == 6 * 4 * 90
+
+
+@pytest.mark.parametrize("rule", PROFILES[True], ids=lambda rule: rule.name)
+def test_each_rule_changes_something(rule: CompilerRule) -> None:
+    """Compares bytes, instructions and numbers of blocks with and without it."""
+    without = [other for other in PROFILES[True] if other is not rule]
+    kernels = [scaled(8, 20), transposed(4, 6), held(80, 20, 10), kept(150), halved]
+    differences = 0
+    for kernel in kernels:
+        found, other = run(kernel), run(kernel, rules=without)
+        same = [i.writes[0].buffer.space for i in instructions(found)] == [
+            i.writes[0].buffer.space for i in instructions(other)
+        ]
+        differences += found.traffic != other.traffic or found.copies != other.copies or not same
+    assert differences
+    assert rule.source

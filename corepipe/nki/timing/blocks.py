@@ -7,15 +7,18 @@ needed after the loop counts as many.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Sequence, Set
 from dataclasses import dataclass, field
 from itertools import product
+from math import prod
 
 from corepipe.nki.core.buffers import Buffer, Region, Space
 from corepipe.nki.core.instructions import Event, Instruction, Loop, LoopBegin, LoopEnd, Skip, Turn
 
 Place = object
 """Shared by all buffers that one line of a kernel allocates, turn after turn."""
+
+HBM = Space.HBM
 
 MANY = 64
 """Blocks that an operand can name one by one; of a larger one only blocks that exist are looked at."""
@@ -31,7 +34,8 @@ def place_of(buffer: Buffer) -> Place:
 class Frame:
     """One execution of a loop, as positions in the stream: its begin, its end, and where turns are left out.
 
-    turns: where each recorded turn begins.  outer: the loop around it.
+    turns: where each recorded turn begins.  outer: the loop around it.  around: turns that the current ones
+    of all loops around it stand for.  factor: those that its own current turn stands for.
     """
 
     loop: Loop
@@ -42,6 +46,7 @@ class Frame:
     skip: int = -1
     end: int = -1
     turn: int = 0
+    around: int = 1
     factor: int = 1
 
     @property
@@ -52,7 +57,7 @@ class Frame:
     @property
     def times(self) -> int:
         """Turns that the current one stands for, in all loops."""
-        return self.factor * (self.outer.times if self.outer else 1)
+        return self.factor * self.around
 
 
 @dataclass(slots=True, eq=False)
@@ -82,6 +87,11 @@ class Block:
     def dies(self) -> int:
         return self.touches[-1]
 
+    def settle(self, gone: Set[int]) -> None:
+        """Puts its uses in order after blocks were joined, without those that are gone."""
+        self.touches = sorted(set(self.touches) - gone)
+        self.written -= gone
+
     def multiples(self) -> Iterator[tuple[int, int]]:
         """Yields from where on it stands for how many blocks, besides its birth as one."""
         count = 1
@@ -106,6 +116,13 @@ class Program:
     blocks: list[Block] = field(default_factory=list)
     around: dict[int, Frame | None] = field(default_factory=dict)
     used: dict[int, list[tuple[Block, Region]]] = field(default_factory=dict)
+
+    def join(self, kept: Block, block: Block) -> None:
+        """Makes one block of two that hold the same; `kept` is to be settled."""
+        for at in block.touches:
+            self.used[at] = [(kept if b is block else b, region) for b, region in self.used[at]]
+        kept.touches += block.touches
+        block.touches = []
 
     def of(self, at: int) -> Instruction:
         """Returns the instruction at a position."""
@@ -151,7 +168,7 @@ class Scan:
         frame = self._frame
         if isinstance(event, LoopBegin):
             key = (*(frame.key if frame else ()), event.loop.site)
-            self._frame = Frame(event.loop, at, frame, key)
+            self._frame = Frame(event.loop, at, frame, key, around=frame.times if frame else 1)
         elif frame is not None:
             if isinstance(event, Turn):
                 frame.turns.append(at)
@@ -174,30 +191,30 @@ class Scan:
         self._groups = tuple(self._gaps()) if self._weight > 1 else ()
 
     def _instruction(self, at: int, instruction: Instruction) -> None:
-        self.program.weights[at] = self._weight
-        self.program.groups[at] = self._groups
-        used: list[tuple[Block, Region]] = []
-        for region in instruction.reads:
-            if region.buffer.space is not Space.HBM:
-                used.extend((block, region) for block in self._touched(region))
-        for region in instruction.writes:
-            if region.buffer.space is not Space.HBM:
-                for block in self._touched(region, new=True):
-                    used.append((block, region))
-                    block.written.add(at)
+        if self._weight > 1:
+            self.program.weights[at] = self._weight
+            self.program.groups[at] = self._groups
+        read = [(b, r) for r in instruction.reads if r.buffer.space is not HBM for b in self._touched(r)]
+        written = [
+            (b, r)
+            for r in instruction.writes
+            if r.buffer.space is not HBM
+            for b in self._touched(r, new=True)
+        ]
+        for block, _ in written:
+            block.written.add(at)
+        used = read + written
+        filled = instruction.op == "memset"
         for block, _ in used:
-            if not block.touches or block.touches[-1] != at:
-                self._touch(block, at, instruction)
+            if touches := block.touches:
+                if touches[-1] != at:
+                    touches.append(at)
+            elif not filled:
+                block.groups = self._groups
+                touches.append(at)
         self.program.used[at] = used
         if instruction.op == "dma_copy":
             self.program.around[at] = self._frame
-
-    def _touch(self, block: Block, at: int, instruction: Instruction) -> None:
-        """Notes a use.  A block is filled where it is first needed, wherever the kernel fills it."""
-        if not block.touches:
-            block.groups = self._groups
-        if block.touches or instruction.op != "memset":
-            block.touches.append(at)
 
     def _gaps(self) -> Iterator[Frame]:
         frame = self._frame
@@ -207,16 +224,19 @@ class Scan:
             frame = frame.outer
 
     def _touched(self, region: Region, *, new: bool = False) -> list[Block]:
+        """Returns the blocks of a region.  A block is filled where it is first needed, wherever the kernel
+        fills it, and it is new where it is first written."""
         buffer = region.buffer
         blocks = self._blocks.get(id(buffer))
         if blocks is None:
             blocks = self._blocks[id(buffer)] = {}
         box = region.box[: buffer.blocks]
-        count = 1
-        for low, high in box:
-            count *= high - low
+        key = tuple([low for low, _ in box])
+        if (block := blocks.get(key)) is not None and all(high - low == 1 for low, high in box):
+            return [block]
+        count = prod(high - low for low, high in box)
         if count == 1:
-            return self._one(buffer, blocks, tuple([low for low, _ in box]), new)
+            return self._one(buffer, blocks, key, new)
         if count > MANY:
             return [b for key, b in blocks.items() if _inside(key, box)]
         keys = product(*(range(low, high) for low, high in box))

@@ -13,6 +13,14 @@ from corepipe.nki.timing.blocks import Place, place_of, scanned
 from corepipe.nki.timing.hoisting import hoist
 from corepipe.nki.timing.liveness import in_space, peak
 from corepipe.nki.timing.placement import copies, to_psum
+from corepipe.nki.timing.profile import (
+    MOVED_LOADS,
+    PROFILES,
+    PSUM_RESULTS,
+    ROTATION,
+    SPILLS,
+    CompilerRule,
+)
 from corepipe.nki.timing.spills import absences
 from corepipe.nki.timing.times import Memory, Traffic
 from corepipe.nki.timing.transfers import Changes, Transfers, traffic
@@ -42,8 +50,8 @@ class Compiled:
     copies: Mapping[Place, int] = field(default_factory=dict)
 
 
-def compiled(recorder: Recorder) -> Compiled:
-    """Compiles what a run has recorded.
+def compiled(recorder: Recorder, rules: Sequence[CompilerRule] | None = None) -> Compiled:
+    """Compiles what a run has recorded, by rules; by default those of the dialect.
 
     Legacy kernels are rearranged; current ones run as they are written.  Raises KernelError for one of those
     that needs more memory than there is.
@@ -56,11 +64,15 @@ def compiled(recorder: Recorder) -> Compiled:
     check_memory(recorder, Space.SBUF, sbuf, limit)
     check_memory(recorder, Space.PSUM, psum, PSUM_LIMIT)
     changes = Changes()
-    if recorder.legacy:
-        changes.gone |= hoist(program, limit)
-        Transfers(program, changes).add(absences(program, limit))
-        program.stream = list(program.stream)
-        to_psum(program, program.stream)
-    numbers = copies(program, {Space.SBUF: limit, Space.PSUM: PSUM_LIMIT})
+    names = frozenset(rule.name for rule in (PROFILES[recorder.legacy] if rules is None else rules))
+    if MOVED_LOADS.name in names:
+        changes.gone |= hoist(program, limit, names)
+    if SPILLS.name in names:
+        Transfers(program, changes).add(absences(program, limit, names))
+    if PSUM_RESULTS.name in names:
+        to_psum(program)
+    numbers: dict[Place, int] = {}
+    if ROTATION.name in names:
+        numbers = copies(program, {Space.SBUF: limit, Space.PSUM: PSUM_LIMIT})
     stream, weights = changes.applied(program)
     return Compiled(stream, memory, traffic(stream, weights), numbers)

@@ -12,6 +12,8 @@ from corepipe.nki.core.buffers import Box, Space
 from corepipe.nki.core.instructions import Instruction
 from corepipe.nki.timing.blocks import Block, Frame, Program, place_of
 from corepipe.nki.timing.liveness import alive
+from corepipe.nki.timing.profile import MOVED_TRANSPOSES
+from corepipe.nki.timing.transposes import Transposes
 
 WORTH = 0.01
 """Share of all bytes read that moving a load must save.
@@ -46,18 +48,22 @@ class Loads:
     invariant: list[int] = field(default_factory=list)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, eq=False)
 class Motion:
-    """A load that could be moved out of loops, by their depths.  saved: bytes.  order: among all loads."""
+    """A load that could be moved out of loops, by their depths.
+
+    saved: bytes.  order: among all loads.  results: bytes of what moves with it.
+    """
 
     loads: Loads
     depths: tuple[int, ...]
     saved: float
     order: int
+    results: float = 0.0
 
 
-def hoist(program: Program, limit: int) -> set[int]:
-    """Moves loads and returns the positions of those that are no longer needed.
+def hoist(program: Program, limit: int, rules: frozenset[str]) -> set[int]:
+    """Moves loads and returns the positions of instructions that are no longer needed.
 
     Blocks that were loaded again become one.  The largest savings come first; between equals the later load
     (AccelOpt's mamba moves `u`, not `delta`).  Tensors that live across the loop do not count, since they can
@@ -71,9 +77,16 @@ def hoist(program: Program, limit: int) -> set[int]:
     for motion in motions:
         if id(motion.loads) in moved or motion.saved < WORTH * total:
             continue
-        if _fits(program, motion, list(moved.values()), limit):
+        room = limit - _needed(program, motion, list(moved.values()))
+        if room >= 0:
             moved[id(motion.loads)] = motion
-            gone |= _merge(program, motion)
+            pairs = _pairs(motion)
+            transposes = Transposes(program, pairs)
+            transposes.find()
+            if rules >= {MOVED_TRANSPOSES.name} and transposes.size <= room:
+                motion.results = transposes.size
+                gone |= transposes.move()
+            gone |= _merge(program, pairs, gone)
     program.blocks = [block for block in program.blocks if block.touches]
     return gone
 
@@ -153,8 +166,8 @@ def _motions(program: Program, found: list[Loads]) -> Iterable[Motion]:
             yield Motion(loads, depths, every - once, order)
 
 
-def _fits(program: Program, motion: Motion, moved: list[Motion], limit: int) -> bool:
-    """Tells whether the blocks fit beside what one turn of the loop needs and what was moved before."""
+def _needed(program: Program, motion: Motion, moved: list[Motion]) -> float:
+    """Returns the bytes of what a motion loads, what one turn of the loop needs, and what moved before."""
     frame = motion.loads.executions[0].frames[motion.depths[0]]
     last = len(frame.turns) - 1
     first, end = frame.turns[last], frame.end
@@ -170,7 +183,7 @@ def _fits(program: Program, motion: Motion, moved: list[Motion], limit: int) -> 
     ]
     needed = max(alive(within, len(program.stream)), default=0.0)
     held = sum(_held(other, frame) for other in moved)
-    return needed + held + _held(motion, frame) <= limit
+    return needed + held + _held(motion, frame)
 
 
 def _held(motion: Motion, frame: Frame) -> float:
@@ -184,32 +197,30 @@ def _held(motion: Motion, frame: Frame) -> float:
                 if f.begin > around.begin and f.loop.skipped and turn == len(f.turns) - 2:
                     inner *= f.loop.skipped + 1
             blocks[id(load.block)] = load.block, inner
-    return sum(block.size * inner for block, inner in blocks.values())
+    return sum(block.size * inner for block, inner in blocks.values()) + motion.results
 
 
-def _merge(program: Program, motion: Motion) -> set[int]:
-    """Joins the blocks of all turns with those of the first; returns the loads that are not needed."""
-    outermost = motion.depths[0]
+def _pairs(motion: Motion) -> list[tuple[Load, Load]]:
+    """Returns each load with the one whose block it finds; the same one in the first turn."""
     first: dict[tuple[object, ...], Load] = {}
-    gone: set[int] = set()
+    outermost = motion.depths[0]
+    return [
+        (first.setdefault((load.frames[outermost], *load.others(motion.depths)), load), load)
+        for load in motion.loads.executions
+    ]
+
+
+def _merge(program: Program, pairs: list[tuple[Load, Load]], gone: set[int]) -> set[int]:
+    """Joins the blocks of all turns with those of the first; returns the loads that are not needed."""
     joined: dict[int, Block] = {}
-    for load in motion.loads.executions:
-        kept = first.setdefault((load.frames[outermost], *load.others(motion.depths)), load)
+    loads: set[int] = set()
+    for kept, load in pairs:
         kept.block.pinned = True
         joined[id(kept.block)] = kept.block
         if kept is not load:
-            gone.add(load.at)
+            loads.add(load.at)
             if kept.block is not load.block:
-                _join(program, kept.block, load.block)
+                program.join(kept.block, load.block)
     for block in joined.values():
-        block.touches = sorted(set(block.touches) - gone)
-        block.written -= gone
-    return gone
-
-
-def _join(program: Program, kept: Block, block: Block) -> None:
-    """Makes one block of two that hold the same."""
-    for at in block.touches:
-        program.used[at] = [(kept if b is block else b, region) for b, region in program.used[at]]
-    kept.touches += block.touches
-    block.touches = []
+        block.settle(gone | loads)
+    return loads

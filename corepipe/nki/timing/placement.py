@@ -15,11 +15,12 @@ MOST_COPIES = {Space.SBUF: 4, Space.PSUM: 8}
 """Times that a tensor's blocks exist beyond those that are alive together in the order of the program."""
 
 
-def to_psum(program: Program, stream: list[Event]) -> None:
+def to_psum(program: Program) -> None:
     """Moves results of tensor_scalar to PSUM that the next instruction, a tensor_tensor, alone reads.
 
     It halves the time of the tensor_tensor.  AccelOpt's adamw: three of them in each turn, no other result.
     """
+    stream = list(program.stream)
     pairs: dict[int, list[int]] = {}
     sizes: dict[int, int] = {}
     for block in program.blocks:
@@ -32,6 +33,7 @@ def to_psum(program: Program, stream: list[Event]) -> None:
             for at in firsts:
                 for position in (at, at + 1):
                     stream[position] = _moved(program.of(position), stream[position], key, moved)
+    program.stream = stream
 
 
 def _is_pair(program: Program, block: Block) -> bool:

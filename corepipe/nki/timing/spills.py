@@ -14,6 +14,7 @@ from operator import add
 from corepipe.nki.core.buffers import Space
 from corepipe.nki.timing.blocks import Block, Program, place_of
 from corepipe.nki.timing.liveness import alive, in_space, together
+from corepipe.nki.timing.profile import LARGE_TENSORS
 
 LARGE = 0.5
 """Share of SBUF from which a tensor is large.
@@ -183,12 +184,12 @@ class Spilling:
         resident.dirty = resident.dirty and part < 1
 
 
-def absences(program: Program, limit: float) -> list[Absence]:
+def absences(program: Program, limit: float, rules: frozenset[str]) -> list[Absence]:
     """Returns when which blocks are not in SBUF; none if all fits."""
     blocks = in_space(program, Space.SBUF)
     if max(alive(blocks, len(program.stream)), default=0.0) <= limit:
         return []
-    cuts = _cuts(program, blocks, limit)
+    cuts = _cuts(program, blocks, limit) if LARGE_TENSORS.name in rules else {}
     return [absence for absence in Spilling(program, limit, cuts).run() if absence.back >= 0]
 
 
