@@ -53,6 +53,7 @@ def test_a_profile_has_the_kernels_times_and_says_how_it_compares(norms: Path) -
     assert kernel["largest_difference"] < kernel["bound"] == 1 / 32
     assert {tuple(time["sizes"]) for time in kernel["microseconds"]} >= {(1, 0), (128, 0)}
     assert all(b["seconds"] > a["seconds"] for a, b in zip(plain["steps"], other["steps"], strict=True))
+    assert "--profile async" not in str(other["bottlenecks"])  # its own, with the kernel as well
 
 
 def test_a_step_takes_as_much_longer_as_its_norms_do(norms: Path) -> None:

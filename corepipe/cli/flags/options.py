@@ -97,7 +97,8 @@ class Given(dict[str, Any]):
 
     def changed(self, name: str) -> bool:
         """Tells whether a flag has another value than its default."""
-        return bool(self[name] != self._defaults[name])
+        value, default = self[name], self._defaults[name]
+        return bool(value != default and (value, default) != ([], None))  # a repeatable flag that is left out
 
     def refuse(self, names: Sequence[str], why: str) -> None:
         """Raises UserError, which says why, for the first of these flags that is changed."""

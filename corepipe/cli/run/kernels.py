@@ -12,6 +12,8 @@ from corepipe.models.registry import Architecture
 from corepipe.neuron.chips.runtime_profile import OpKernels
 from corepipe.neuron.formats import FORMATS
 
+UNKNOWN = "intervals are those of the software's own kernels: a simulated kernel's error is not in them"
+
 
 def asked_kernels(given: Mapping[str, Any], model: Architecture) -> OpKernels | None:
     """Returns the kernels of the flags, if there are any.  Raises UserError for those that cannot be used."""
@@ -22,5 +24,7 @@ def asked_kernels(given: Mapping[str, Any], model: Architecture) -> OpKernels | 
 
 
 def kernels_in_words(kernels: OpKernels | None) -> list[str]:
-    """Returns a line for each kernel and size of its Op."""
-    return [] if kernels is None else [f"kernel {line}" for line in kernels.in_words()]
+    """Returns a line for each kernel and size of its Op, and one on intervals."""
+    if kernels is None:
+        return []
+    return [*(f"kernel {line}" for line in kernels.in_words()), UNKNOWN]

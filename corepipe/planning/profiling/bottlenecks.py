@@ -122,16 +122,17 @@ class _Trials:
         return ProposedChange(flag, text, more / slower)
 
     def _predict(self, setup: ProfileSetup) -> ProfileRun | None:
-        """Predicts a run; None where the model cannot be divided so, or does not fit."""
+        """Predicts a run; None where the model cannot be divided so, does not fit, or has kernels that the
+        user's cannot stand for."""
         if setup.placement.cores > setup.instance.cores:
             return None
         try:
             _, programs = self._compile(setup)
-        except UserError:  # the model cannot be divided so
+            cores, budget = measure(programs, setup.limits), setup.limits.kv_budget
+            blocks = blocks_that_fit(cores, setup.placement.data, setup.instance, budget)
+            return ProfileRun(setup, self._compile) if blocks >= setup.limits.max_blocks else None
+        except UserError:
             return None
-        cores, budget = measure(programs, setup.limits), setup.limits.kv_budget
-        blocks = blocks_that_fit(cores, setup.placement.data, setup.instance, budget)
-        return ProfileRun(setup, self._compile) if blocks >= setup.limits.max_blocks else None
 
     def _compile(self, setup: ProfileSetup) -> Compiled:
         key = (setup.format.name, setup.placement)
@@ -199,8 +200,9 @@ def _formats(setup: ProfileSetup) -> Options:
 
 def _profiles(setup: ProfileSetup) -> Options:
     for name, profile in PROFILES.items():
-        if profile != setup.profile:
-            yield f"--profile {name}", replace(setup, profile=profile)
+        other = profile.with_kernels(setup.profile.kernels)
+        if other != setup.profile:
+            yield f"--profile {name}", replace(setup, profile=other)
 
 
 REMEDIES: Mapping[Cause, Sequence[Remedy]] = MappingProxyType(
