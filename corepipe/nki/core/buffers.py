@@ -55,6 +55,8 @@ class Buffer:
     born: int = 0
     """Events that the stream had when it was allocated, which tells in which loops that was."""
 
+    _strides: tuple[int, ...] | None = field(default=None, repr=False)
+
     @property
     def root(self) -> Buffer:
         return self.alias_of or self
@@ -62,11 +64,13 @@ class Buffer:
     @property
     def strides(self) -> tuple[int, ...]:
         """Elements from one index to the next, for each axis."""
-        steps, step = [], 1
-        for n in reversed(self.shape):
-            steps.append(step)
-            step *= n
-        return tuple(reversed(steps))
+        if self._strides is None:
+            steps, step = [], 1
+            for n in reversed(self.shape):
+                steps.append(step)
+                step *= n
+            self._strides = tuple(reversed(steps))
+        return self._strides
 
     @property
     def partition_bytes(self) -> int:

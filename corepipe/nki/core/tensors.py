@@ -30,6 +30,7 @@ class View:
     shape: tuple[int, ...]
     maps: tuple[AxisMap, ...]
     _region: Region | None = field(default=None, repr=False)
+    _steps: tuple[int, ...] | None = field(default=None, repr=False)
 
     __array_ufunc__ = None
 
@@ -57,11 +58,14 @@ class View:
     @property
     def steps(self) -> tuple[int, ...]:
         """Elements of the flat buffer from one position to the next, for each axis."""
-        strides = self.buffer.strides
-        return tuple(
-            sum(steps[a] * s for (_, steps), s in zip(self.maps, strides, strict=True))
-            for a in range(self.ndim)
-        )
+        if self._steps is None:
+            found = [0] * len(self.shape)
+            for (_, steps), stride in zip(self.maps, self.buffer.strides, strict=True):
+                for axis, step in enumerate(steps):
+                    if step:
+                        found[axis] += step * stride
+            self._steps = tuple(found)
+        return self._steps
 
     @property
     def partitions(self) -> int:
@@ -77,8 +81,12 @@ class View:
         """Returns the box that encloses the view, in indices of its own buffer."""
         found = []
         for base, steps in self.maps:
-            low = base + sum(s * (n - 1) for s, n in zip(steps, self.shape, strict=True) if s < 0)
-            high = base + sum(s * (n - 1) for s, n in zip(steps, self.shape, strict=True) if s > 0)
+            low = high = base
+            for step, n in zip(steps, self.shape, strict=True):
+                if step > 0:
+                    high += step * (n - 1)
+                elif step:
+                    low += step * (n - 1)
             found.append((low, high + 1))
         return tuple(found)
 
@@ -129,11 +137,13 @@ class View:
         """Returns a view of `shape` within this one; `inner` maps it to this view's positions."""
         maps = []
         for base, steps in self.maps:
-            first = base + sum(s * b for s, (b, _) in zip(steps, inner, strict=True))
-            along = tuple(
-                sum(s * m[axis] for s, (_, m) in zip(steps, inner, strict=True)) for axis in range(len(shape))
-            )
-            maps.append((first, along))
+            first, along = base, [0] * len(shape)
+            for step, (start, within) in zip(steps, inner, strict=True):
+                if step:
+                    first += step * start
+                    for axis, by in enumerate(within):
+                        along[axis] += step * by
+            maps.append((first, tuple(along)))
         return View(self.buffer, shape, tuple(maps))
 
     def cropped(self, box: tuple[slice, ...]) -> View:

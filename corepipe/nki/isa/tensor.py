@@ -17,6 +17,9 @@ from corepipe.nki.rules.breaking import described, found
 PRODUCTS = frozenset({"nc_matmul", "nc_transpose"})
 """Instructions of TensorE, which alone can begin a sum in PSUM."""
 
+ONE_THREAD = 2**18
+"""Multiplications up to which OpenBLAS uses one thread (65536 * GEMM_MULTITHREAD_THRESHOLD)."""
+
 BLOCK = 32
 """Rows and columns of the largest tile that VectorE transposes."""
 
@@ -75,8 +78,21 @@ def _product(stationary: View, moving: View, rows: int, *, exact: bool) -> Array
     right = computed(moving).reshape(k * rows, -1)
     if exact and right.shape == (k, k) and np.array_equal(right, np.eye(k, dtype=np.float32)):
         return left.T
-    product: Array = left.T @ right
-    return product
+    return multiplied(np.ascontiguousarray(left.T), right)
+
+
+def multiplied(left: Array, right: Array) -> Array:
+    """Returns left @ right in fp32, computed in parts so small that OpenBLAS uses one thread.
+
+    Its threads wait for each other by spinning: beside other work a product of this size then takes ten to a
+    hundred times as long.
+    """
+    (m, k), n = left.shape, right.shape[1]
+    width = max(1, ONE_THREAD // (m * k))
+    out = np.empty((m, n), np.float32)
+    for start in range(0, n, width):
+        np.matmul(left, right[:, start : start + width], out=out[:, start : start + width])
+    return out
 
 
 def _adds(recorder: Recorder, dst: View, accumulate: bool | None, is_transpose: bool) -> bool:
