@@ -12,7 +12,7 @@ from corepipe.nki.core.recorder import Recorder, current
 from corepipe.nki.core.tensors import View
 from corepipe.nki.isa.base import chosen, record
 from corepipe.nki.isa.operations import computed, stored, stored_bits
-from corepipe.nki.rules.breaking import described, found
+from corepipe.nki.rules.breaking import broken, described, found
 
 PRODUCTS = frozenset({"nc_matmul", "nc_transpose"})
 """Instructions of TensorE, which alone can begin a sum in PSUM."""
@@ -97,8 +97,8 @@ def multiplied(left: Array, right: Array) -> Array:
 
 def _adds(recorder: Recorder, dst: View, accumulate: bool | None, is_transpose: bool) -> bool:
     """Tells whether a product adds to what its destination holds, which another product must have left."""
-    if accumulate is False:
-        return False
+    if accumulate is False or (accumulate and recorder.legacy):
+        return accumulate
     region = dst.region()
     writer = next(
         (
@@ -127,11 +127,9 @@ def nc_transpose(dst: View, data: View, engine: Engine | None = None) -> Instruc
     recorder = current()
     small = max(data.partitions, data.free) <= BLOCK
     engines = [Engine.TENSOR] * (dst.space is Space.PSUM) + [Engine.VECTOR] * small
-    if not engines:
-        raise recorder.refuse(
-            "transpose",
-            f"nc_transpose: a tile of shape {data.shape} is transposed by TensorE, which writes to PSUM; "
-            f"VectorE transposes at most {BLOCK} x {BLOCK}",
+    if not small and (engine is Engine.VECTOR or not engines):
+        raise broken(
+            recorder, "vector_transpose", "nc_transpose", data, found=f"{data.partitions} x {data.free}"
         )
     instruction = record(
         "nc_transpose",

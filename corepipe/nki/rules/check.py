@@ -42,6 +42,8 @@ def check(
     `op` and `details` are those of Instruction.  Every instruction passes here: a legal one costs
     comparisons alone.
     """
+    if (specific := CHECKS.get(op)) is not None:
+        specific(recorder, op, writes, reads, details, engines)
     dma, no_psum = engines[0] is DMA, engines[0] is GPSIMD and len(engines) == 1
     for view in (*writes, *reads):
         buffer = view.buffer
@@ -57,9 +59,6 @@ def check(
             raise broken(recorder, "gpsimd_psum", op, view)
         elif not _plain(view, buffer):
             check_tile(recorder, op, view)
-    specific = CHECKS.get(op)
-    if specific is not None:
-        specific(recorder, op, writes, reads, details, engines)
 
 
 def _within(view: View, buffer: Buffer) -> bool:

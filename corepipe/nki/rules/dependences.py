@@ -15,6 +15,9 @@ from corepipe.nki.core.instructions import Event, Instruction, Loop, LoopBegin, 
 from corepipe.nki.core.recorder import Recorder
 from corepipe.nki.rules.breaking import found
 
+ASSOCIATIVE = frozenset({"add", "multiply", "maximum", "minimum"})
+"""Operations that turns of an affine loop may reduce by."""
+
 MOST_BOXES = 1024
 """Parts of a tensor, of a loop, that are compared with one another."""
 
@@ -67,7 +70,8 @@ class _Follower:
         self.frames: list[Frame] = []
         self.ended: list[tuple[int, int]] = []  # events of loops that have ended, without those within others
         instructions = [e for e in recorder.stream if isinstance(e, Instruction)]
-        self.changed = {r.buffer for e in instructions for r in e.writes}
+        once = {getattr(made, "buffer", made) for made in recorder.constants.values()}
+        self.changed = {r.buffer for e in instructions for r in e.writes if r.buffer not in once}
         self.last_read = {
             r.buffer: at
             for at, e in enumerate(recorder.stream)
@@ -103,7 +107,7 @@ class _Follower:
                 self._read(region, event.site)
         adds = event.accumulates or total is not None
         for region in event.writes:
-            if not region.gaps:
+            if not region.gaps and region.buffer in self.changed:
                 self._written(region, event.site, adds)
 
     def _scope(self, buffer: Buffer, site: Site) -> None:
@@ -117,6 +121,7 @@ class _Follower:
 
     def _read(self, region: Region, site: Site) -> None:
         buffer, box = region.buffer, region.box
+        covered = False  # by the turn of a loop, and so by those of the loops around it
         for frame in reversed(self.frames):
             if buffer.born >= frame.turn_begin:
                 return  # this turn's own, and that of all loops around
@@ -124,7 +129,8 @@ class _Follower:
                 return
             accesses = frame.accesses(buffer)
             accesses.read = True
-            if _covered(box, accesses.own):
+            covered = covered or _covered(box, accesses.own)
+            if covered:
                 continue
             accesses.exposed.setdefault(box, (frame.turn, site))
             for earlier in (accesses.written, accesses.added):
@@ -179,11 +185,13 @@ class _Follower:
 
 
 def _sum_of(event: Instruction) -> Region | None:
-    """Returns the operand to which an instruction adds in place (`x[...] += y`)."""
+    """Returns the operand that an instruction reduces into (`x[...] += y`): the order of turns is free."""
     details = event.details
-    op = details.get("op1") or details.get("op0") or details.get("op")
-    if op != "add" or len(event.writes) != 1 or (details.get("op1") and details.get("op0") == "subtract"):
+    last = details.get("op1") or details.get("op0") or details.get("op")
+    if last not in ASSOCIATIVE or len(event.writes) != 1:
         return None
+    if details.get("op1") and event.op == "tensor_scalar":
+        return None  # (x op0 a) op1 b reduces only if both are one operation
     return next((r for r in event.reads if r == event.writes[0]), None)
 
 

@@ -144,6 +144,7 @@ PRODUCTS = (
         "{operand} is {found}, and the result {other}",
         "give it that shape",
         API + "nc_matmul",
+        dialects=(CURRENT,),
     ),
     Rule(
         "matmul_types",
@@ -167,6 +168,7 @@ PRODUCTS = (
         "{operand} is {found}",
         "leave perf_mode out, or quantise and interleave the operands",
         API + "nc_matmul",
+        dialects=(CURRENT,),
     ),
     Rule(
         "tile_position",

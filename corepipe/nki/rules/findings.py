@@ -11,7 +11,7 @@ from corepipe.nki.core.errors import Site
 from corepipe.nki.core.instructions import Instruction
 from corepipe.nki.core.recorder import Recorder
 from corepipe.nki.core.tensors import View
-from corepipe.nki.rules.breaking import broken_at, found
+from corepipe.nki.rules.breaking import found
 from corepipe.nki.rules.dependences import find_dependences
 
 
@@ -64,25 +64,3 @@ def _nans(values: Array | None) -> int:
     if values is None or values.dtype.kind in "iub":
         return 0
     return int(np.isnan(values.astype(np.float32)).sum())
-
-
-def check_memory(recorder: Recorder, space: Space, used: int, limit: int) -> None:
-    """Compares the bytes of a partition that are alive at a time with those there are.
-
-    Raises KernelError in the current dialect; in the legacy one the compiler spills, which is a finding.
-    The line is that of the largest tensor.
-    """
-    if used <= limit:
-        return
-    largest = max((b for b in recorder.buffers if b.space is space), key=lambda b: b.partition_bytes)
-    fields = {
-        "memory": space.upper(),
-        "operand": largest.name or "a tile",
-        "found": used,
-        "size": largest.partition_bytes,
-        "limit": limit,
-    }
-    if recorder.legacy:
-        found(recorder, "spill", largest.site, **fields)
-        return
-    raise broken_at(recorder, "capacity", largest.site, **fields)

@@ -27,6 +27,11 @@ CALLS = (
 )
 """Rules of calls: the functions of the dialects and of `isa` check them, and write the messages."""
 
+USABLE = {"v2": 176 << 10, "v3": 208 << 10, "v4": 240 << 10}
+"""Bytes of a partition of SBUF that kernels can use: 16 KiB of 192, 224 and 256 are reserved.
+
+The compiler says so for v2, users report it for v3, and for v4 it is assumed."""
+
 MEMORY = (
     Rule(
         "capacity",
@@ -34,7 +39,8 @@ MEMORY = (
         "{found} bytes of {memory} are alive at a time; {operand} takes {size}, the most",
         "use smaller tiles, or free some earlier",
         ARCHITECTURE + "memory hierarchy",
-        dialects=(CURRENT,),
+        USABLE,
+        (CURRENT,),
     ),
     Rule(
         "spill",
@@ -42,15 +48,17 @@ MEMORY = (
         "{found} bytes of {memory} are alive at a time; {operand} takes {size}, the most",
         "use smaller tiles, or move the loop that makes it inwards",
         ARCHITECTURE + "memory hierarchy",
-        dialects=(LEGACY,),
-        kind=Kind.FINDING,
+        USABLE,
+        (LEGACY,),
+        Kind.FINDING,
     ),
     Rule(
         "address",
         "an address that a kernel gives lies in the memory, {limit} bytes of a partition",
-        "{operand} ends at byte {found}",
+        "it ends at byte {found}",
         "lower base_addr, or the number of tiles",
         "issue 1036 of aws-neuron-sdk",
+        USABLE,
     ),
 )
 """Rules of the memory that a kernel takes; the limits are those of the compiler."""

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from corepipe.nki.core.buffers import Space
 from corepipe.nki.core.instructions import Event
 from corepipe.nki.core.recorder import Recorder
-from corepipe.nki.rules.findings import check_memory
+from corepipe.nki.rules.memory import check_memory
 from corepipe.nki.timing.blocks import Place, place_of, scanned
 from corepipe.nki.timing.hoisting import hoist
 from corepipe.nki.timing.liveness import in_space, peak

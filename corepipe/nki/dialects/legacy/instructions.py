@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from corepipe.nki.core.affine import IndexTile
+from corepipe.nki.core.buffers import Space
 from corepipe.nki.core.instructions import Engine
 from corepipe.nki.core.recorder import current
 from corepipe.nki.core.tensors import View
@@ -20,6 +21,7 @@ from corepipe.nki.isa import partitions, scalar, select, statistics, transfers, 
 from corepipe.nki.isa import reductions as reducing
 from corepipe.nki.isa.base import ReduceCommand
 from corepipe.nki.isa.operations import name_of
+from corepipe.nki.rules.breaking import broken
 
 
 class EngineName(IntEnum):
@@ -90,6 +92,8 @@ def nc_matmul(
         mask=mask,
         is_transpose=is_transpose,
         onezero=is_stationary_onezero or is_moving_onezero,
+        tile_position=tile_position,
+        tile_size=tile_size,
     )
 
 
@@ -158,6 +162,8 @@ def tensor_tensor(
     data1: Any, data2: Any, op: Any, *, dtype: Any = None, mask: Any = None, engine: Any = None
 ) -> Tile:
     """Returns data1 op data2."""
+    if operand(data1).space is Space.PSUM and operand(data2).space is Space.PSUM:
+        raise broken(current(), "both_in_psum", "tensor_tensor")
     return elementwise.two_tiles(op, data1, data2, dtype, mask, engine_of(engine))
 
 

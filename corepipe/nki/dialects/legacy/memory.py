@@ -17,6 +17,7 @@ from corepipe.nki.dialects.legacy.elementwise import in_sbuf
 from corepipe.nki.dialects.legacy.results import Mask, fresh, inside
 from corepipe.nki.dialects.legacy.tiles import Tile, pend
 from corepipe.nki.isa import transfers, vector
+from corepipe.nki.rules.memory import check_address
 
 Place = Callable[[tuple[int, ...], int, int], tuple[int, int]]
 """Returns the first partition and the byte of a block, by its index, its partitions and bytes of each."""
@@ -69,6 +70,8 @@ def _allocated(shape: Sequence[int], dtype: Any, memory: Memory, name: str) -> B
     if memory.place is not None:
         first = (0,) * blocks
         buffer.address = memory.place(first, lengths[blocks], buffer.partition_bytes)[1]
+        last = memory.place(tuple(n - 1 for n in lengths[:blocks]), lengths[blocks], buffer.partition_bytes)
+        check_address(recorder, buffer, max(buffer.address, last[1]))
     return buffer
 
 

@@ -16,9 +16,7 @@ from corepipe.nki.dialects.legacy.tiles import Tile, operand, pend
 from corepipe.nki.isa import tensor, vector
 
 
-def product(
-    stationary: View, moving: View, *, mask: Any = None, is_transpose: bool = False, onezero: bool = False
-) -> Tile:
+def product(stationary: View, moving: View, *, mask: Any = None, **options: Any) -> Tile:
     """Returns stationary [K, M], transposed, times moving [K, N], in PSUM."""
     shape = (stationary.free, moving.free)
     part = Mask.of(mask, shape)
@@ -27,9 +25,7 @@ def product(
         stationary, moving = _flat(stationary)[:, rows], _flat(moving)[:, columns]
 
     def run(dst: View, accumulate: bool = False) -> None:
-        tensor.nc_matmul(
-            dst, stationary, moving, accumulate=accumulate, is_transpose=is_transpose, onezero=onezero
-        )
+        tensor.nc_matmul(dst, stationary, moving, accumulate=accumulate, **options)
 
     return pend(shape, np.float32, run, mask=part, space=Space.PSUM, accumulate=lambda dst: run(dst, True))
 

@@ -17,6 +17,7 @@ from corepipe.nki.dialects.legacy.results import Mask, fresh, inside
 from corepipe.nki.dialects.legacy.tiles import Tile, operand, pend
 from corepipe.nki.isa import vector
 from corepipe.nki.isa.reductions import tensor_reduce as reduce_free
+from corepipe.nki.rules.breaking import broken
 
 
 def reduced(
@@ -33,6 +34,8 @@ def reduced(
     view = operand(data)
     axes = _axes(axis, view.ndim)
     part = Mask.of(mask, view.shape)
+    if axes[0] == 0:
+        raise broken(current(), "reduce_axes", "tensor_reduce", view, found=axes)
     kept = tuple(a for a in range(view.ndim) if a not in axes)
     shape = tuple(view.shape[a] for a in kept)
     wide = tuple(1 if a in axes else n for a, n in enumerate(view.shape))
