@@ -36,6 +36,7 @@ COMMANDS = (
     "monitor",
     "plan",
     "profile",
+    "nki",
     "pull",
     "predict",
     "validate",
