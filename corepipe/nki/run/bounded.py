@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import select
-import shutil
 import signal
 import socket
 import subprocess
@@ -81,7 +80,8 @@ def _ended(process: subprocess.Popen[str]) -> Iterator[None]:
 
 def _copy(printed: TextIO) -> None:
     with printed, contextlib.suppress(OSError, ValueError):
-        shutil.copyfileobj(printed, sys.stderr)
+        for line in printed:
+            print(line, end="", file=sys.stderr, flush=True)  # noqa: T201
 
 
 def _answer(

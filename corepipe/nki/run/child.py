@@ -26,7 +26,7 @@ from corepipe.nki.core.buffers import Array
 from corepipe.nki.run.execution import Execution, execute
 from corepipe.nki.run.job import Answer, Failure, Job, Success
 from corepipe.nki.run.limits import limited
-from corepipe.nki.run.loading import described, is_of_user, site_of
+from corepipe.nki.run.loading import described, is_of_user, of_user, site_of
 from corepipe.sandbox import MAX_FRAME, receive, send
 
 MAX_LINE = 2000
@@ -93,7 +93,7 @@ def _elements(outputs: Sequence[Array]) -> Iterator[bytes]:
 
 
 def _why(error: BaseException, job: Job) -> str:
-    path = Path(job.file)
+    path, error = Path(job.file), of_user(error)
     if not isinstance(error, MemoryError):
         return described(error, path)
     site = site_of(error.__traceback__)

@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 
 from corepipe.errors import UserError
-from corepipe.nki.core.buffers import Array
 from corepipe.nki.run import report as reports
 from corepipe.nki.run.advice import KernelRun, advice
 from corepipe.nki.run.comparing import as_outputs, difference
@@ -51,10 +50,11 @@ def execute(job: Job) -> Execution:
     inputs = _inputs(job, module, entry, parameters)
     taken_by(parameters, inputs, f"{path}: {entry}")
     given, digest = inputs.named(parameters), inputs.digest()
+    reference = function_of(job.check, "--check") if job.check else None
     result = simulate(
         kernel, *inputs.arguments, target=job.target, values=job.values, grid=job.grid, **inputs.keywords
     )
-    check = _checked(job, inputs, result.outputs) if job.check else None
+    check = _checked(job, reference(*inputs.arguments, **inputs.keywords), result) if reference else None
     report = KernelReport(
         file=job.file,
         entry=entry,
@@ -91,9 +91,8 @@ def _sizes(values: Iterable[Any]) -> tuple[int, bool]:
     return sum(array.nbytes for array in arrays), any(array.dtype == np.float32 for array in arrays)
 
 
-def _checked(job: Job, inputs: KernelInputs, outputs: Sequence[Array]) -> CheckReport:
-    """Compares the outputs with those of the reference on the same inputs."""
+def _checked(job: Job, expected: Any, result: Result) -> CheckReport:
+    """Compares the outputs with what the reference returned for the same inputs."""
     assert job.check is not None
-    reference = function_of(job.check, "--check")
-    found = difference(outputs, as_outputs(reference(*inputs.arguments, **inputs.keywords)))
+    found = difference(result.outputs, as_outputs(expected))
     return CheckReport(job.check, found, job.tolerance, found.within(job.tolerance))

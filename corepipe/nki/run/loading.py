@@ -15,7 +15,7 @@ from types import ModuleType, TracebackType
 from typing import Any
 
 from corepipe.errors import UserError, shown
-from corepipe.nki.core.errors import Site
+from corepipe.nki.core.errors import KernelError, Site
 from corepipe.nki.core.recorder import PACKAGE
 
 DECORATORS = frozenset({"jit", "benchmark", "baremetal", "profile"})
@@ -125,12 +125,19 @@ def described(error: BaseException, path: Path) -> str:
 
     path: the file to name where the error has no line.
     """
+    error = of_user(error)
     site = site_of(error.__traceback__)
     if isinstance(error, UserError) and (site is None or getattr(error, "site", None) is not None):
         return error.message  # it names what is wrong
     if isinstance(error, SyntaxError):
         return f"{_named(error.filename or '', path)}:{error.lineno}: {error.msg}"
     return f"{f'{_named(site.file, path)}:{site.line}' if site else path}: {_what(error)}"
+
+
+def of_user(error: BaseException) -> BaseException:
+    """Returns the error that a kernel raised, where `simulate` has made a KernelError of it."""
+    cause = error.__cause__
+    return cause if isinstance(error, KernelError) and cause and not isinstance(cause, KernelError) else error
 
 
 def _what(error: BaseException) -> str:
