@@ -85,6 +85,7 @@ def encoder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The directory in which all of them run, with the files that some of them read."""
     made = tmp_path_factory.mktemp("blocks")
+    (made / "examples").symlink_to(ROOT / "examples")
     trace = ["--write-trace", str(made / "azure.csv"), "--trace-format", "azure"]
     assert run("simulate", "llama-3.1-8b", "--rate", "5", "--requests", "50", *trace).returncode == 0
     return made
