@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import signal
 import subprocess
 from pathlib import Path
@@ -16,9 +17,13 @@ KERNELS = {
     "for ever": (
         "while True:\n    try:\n        x = x\n    except BaseException:\n        pass",
         "--timeout-s 1",
-        "k.py:{line}: takes more than 1 s (--timeout-s)",
+        r"k\.py(:\d+)?: takes more than 1 s \(--timeout-s\)",
     ),
-    "asleep": ("import time\ntime.sleep(1000)", "--timeout-s 1", "k.py:6: takes more than 1 s (--timeout-s)"),
+    "asleep": (
+        "import time\ntime.sleep(1000)",
+        "--timeout-s 1",
+        r"k\.py(:\d+)?: takes more than 1 s \(--timeout-s\)",
+    ),
     "100 GB": ("import numpy\nnumpy.ones(10**11, 'u1')", "", "k.py:6: takes more than 8 GiB of memory"),
     "a buffer of 100 GB": (
         "nl.ndarray((128, 10**9), dtype=nl.uint8, buffer=nl.shared_hbm)",
@@ -63,8 +68,7 @@ def test_a_kernel_that_cannot_be_run_is_a_line(name: str, tmp_path: Path) -> Non
     does, flags, says = KERNELS[name]
     written(tmp_path, "k.py", kernel_that(does))
     line = refused(f"k.py --inputs 128x512 {flags}", tmp_path)
-    assert says.partition("{line}")[0] in line
-    assert says.rpartition("{line}")[2] in line
+    assert says in line or re.search(says, line)
 
 
 SILENT = LEGACY.replace("print(", "str(")
