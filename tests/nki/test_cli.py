@@ -11,7 +11,7 @@ import pytest
 
 from corepipe.cli.nki import Target
 from corepipe.nki.run.simulate import GENERATIONS
-from tests.nki.kernels import CURRENT, LEGACY, REFERENCE, written
+from tests.nki.kernels import LEGACY, REFERENCE, SPEAKING, written
 from tests.perfetto_reader import read
 from tests.servers import run
 
@@ -26,7 +26,7 @@ FIELDS = {
 @pytest.fixture(scope="module")
 def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     folder = tmp_path_factory.mktemp("kernels")
-    texts = {"legacy": LEGACY, "current": CURRENT}
+    texts = {"legacy": LEGACY, "speaking": SPEAKING}
     return {name: written(folder, f"{name}.py", text + REFERENCE) for name, text in texts.items()}
 
 
@@ -42,7 +42,7 @@ def test_targets_are_those_that_can_be_simulated() -> None:
 
 
 @pytest.mark.parametrize("target", ["trn1", "trn2"])
-@pytest.mark.parametrize("dialect", ["legacy", "current"])
+@pytest.mark.parametrize("dialect", ["legacy"])
 def test_a_kernel_is_run_timed_and_checked(files: dict[str, str], dialect: str, target: str) -> None:
     file = files[dialect]
     found = reported(file, "--target", target, "--check", f"{file}:reference", "--tolerance", "1e-6")
@@ -60,9 +60,9 @@ def test_a_kernel_is_run_timed_and_checked(files: dict[str, str], dialect: str, 
 
 
 def test_lines_stand_beside_their_source(files: dict[str, str]) -> None:
-    (kernel,) = reported(files["current"])["kernels"]
-    text = Path(files["current"]).read_text().splitlines()
-    assert {line["source"] for line in kernel["lines"]} >= {"nisa.dma_copy(dst=tile, src=x)"}
+    (kernel,) = reported(files["legacy"])["kernels"]
+    text = Path(files["legacy"]).read_text().splitlines()
+    assert {line["source"] for line in kernel["lines"]} >= {"tile = nl.load(x[rows, columns])"}
     assert all(line["source"] == text[line["line"] - 1].strip() for line in kernel["lines"])
     assert sum(line["share"] for line in kernel["lines"]) == pytest.approx(1)
     assert kernel["lines"] == sorted(kernel["lines"], key=lambda line: -line["busy_us"])
@@ -75,36 +75,36 @@ def test_the_time_is_the_same_without_values(files: dict[str, str]) -> None:
 
 
 def test_shapes_are_inputs_as_well(files: dict[str, str]) -> None:
-    (kernel,) = reported(files["current"], "--inputs", "64x256:bfloat16,factor=3.0")["kernels"]
+    (kernel,) = reported(files["legacy"], "--inputs", "128x512:bfloat16,factor=3.0")["kernels"]
     assert [one["name"] for one in kernel["inputs"]] == ["x", "factor"]
     assert kernel["outputs"][0] == {
         "name": "output 0",
-        "shape": [64, 256],
+        "shape": [128, 512],
         "dtype": "bfloat16",
         "value": None,
     }
 
 
 def test_kernels_side_by_side(files: dict[str, str]) -> None:
-    found = reported(files["legacy"], files["current"])
+    found = reported(files["legacy"], files["speaking"])
     first, second = found["kernels"]
     (compared,) = found["compared_with_first"]
     assert first["inputs_digest"] == second["inputs_digest"]
     assert compared["times_as_fast"] == first["latency_us"] / second["latency_us"]
     assert (compared["max_abs_error"], compared["problem"]) == (0, None)
-    shown = run("nki", f"{files['legacy']}:scaled", files["current"]).stdout
-    assert shown.splitlines()[1].split() == ["legacy.py", "current.py"]
+    shown = run("nki", f"{files['legacy']}:scaled", files["speaking"]).stdout
+    assert shown.splitlines()[1].split() == ["legacy.py", "speaking.py"]
 
 
 def test_kernels_of_different_inputs_are_not_compared(files: dict[str, str], tmp_path: Path) -> None:
-    other = written(tmp_path, "other.py", (CURRENT + REFERENCE).replace("128, 512", "128, 256"))
-    (compared,) = reported(files["current"], other)["compared_with_first"]
+    other = written(tmp_path, "other.py", (LEGACY + REFERENCE).replace("512", "256"))
+    (compared,) = reported(files["legacy"], other)["compared_with_first"]
     assert (compared["max_abs_error"], compared["problem"][:17]) == (None, "the inputs differ")
 
 
 def test_the_report_in_words(files: dict[str, str]) -> None:
     environment = {**os.environ, "LC_ALL": "C"}
-    done = run("nki", files["legacy"], "--lines", "2", env=environment)
+    done = run("nki", files["speaking"], "--lines", "2", env=environment)
     assert (done.returncode, done.stderr) == (0, "a kernel says something\n")
     assert done.stdout.isascii()
     for part in (
@@ -130,7 +130,7 @@ def test_the_report_in_words(files: dict[str, str]) -> None:
 def test_a_condition_that_is_not_met_is_exit_code_3(
     files: dict[str, str], flags: list[str], says: str
 ) -> None:
-    file = files["current"]
+    file = files["legacy"]
     done = run("nki", file, *(flag.format(file=file) for flag in flags))
     assert (done.returncode, done.stderr.count("\n")) == (3, 1)
     assert says.format(file=file) in done.stderr
@@ -138,13 +138,13 @@ def test_a_condition_that_is_not_met_is_exit_code_3(
 
 
 def test_conditions_that_are_met(files: dict[str, str]) -> None:
-    file = files["current"]
+    file = files["legacy"]
     assert run("nki", file, "--check", f"{file}:reference", "--max-us", "1e6").returncode == 0
 
 
 def test_the_timeline_is_a_trace(files: dict[str, str], tmp_path: Path) -> None:
     path = tmp_path / "kernel.pftrace"
-    done = run("nki", files["current"], "--trace", str(path))
+    done = run("nki", files["legacy"], "--trace", str(path))
     assert f"{path}: open it at https://ui.perfetto.dev" in done.stdout
     names = {piece.name for track in read(path).values() for piece in track.slices}
     assert names >= {"dma_copy", "tensor_scalar"}

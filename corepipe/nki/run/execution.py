@@ -34,7 +34,7 @@ from corepipe.nki.run.simulate import Result, simulate
 
 @dataclass(frozen=True, slots=True)
 class Execution:
-    """What a job gives: its report, and the result that it is made of."""
+    """The report of a job, and the result that it is made of."""
 
     report: KernelReport
     result: Result
