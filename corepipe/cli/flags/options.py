@@ -98,7 +98,8 @@ class Given(dict[str, Any]):
     def changed(self, name: str) -> bool:
         """Tells whether a flag has another value than its default."""
         value, default = self[name], self._defaults[name]
-        return bool(value != default and (value, default) != ([], None))  # a repeatable flag that is left out
+        is_left_out = default is None and isinstance(value, list | tuple) and not value  # and repeatable
+        return bool(value != default) and not is_left_out
 
     def refuse(self, names: Sequence[str], why: str) -> None:
         """Raises UserError, which says why, for the first of these flags that is changed."""

@@ -41,7 +41,6 @@ UNMET = 3
 
 UNUSED = (
     "tpot", "output_len", "speculative_config", "emit", "confidence", "next_measurement", "max_error",
-    "kernel",
 )  # fmt: skip
 """Flags of a plan for what generates."""
 
@@ -52,6 +51,7 @@ FORMAT = "bf16"
 def run(given: Given, model: Architecture, graph: Graph) -> None:
     """Plans with these flags and prints the result; graph: of the model, for as many positions as are asked
     for.  Raises UserError for what cannot be planned, Exit where nothing meets the objective."""
+    given.refuse(("kernel",), "is not for plans of models that generate nothing; simulate takes it")
     demand = _demand(given, graph)
     offered = list(_offers(given, graph))
     with searching(given) as report:
