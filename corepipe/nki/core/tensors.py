@@ -7,6 +7,7 @@ access patterns are all such maps, so one class serves both dialects; numpy sees
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import cache
 from math import prod
 from typing import Any
 
@@ -14,12 +15,9 @@ import numpy as np
 import numpy.typing as npt
 from numpy.lib.stride_tricks import as_strided
 
-from corepipe.nki.core.affine import IndexTile
 from corepipe.nki.core.buffers import Array, Box, Buffer, Region, Space
 from corepipe.nki.core.errors import KernelError
-
-AxisMap = tuple[int, tuple[int, ...]]
-"""For one axis of a buffer: the index at the view's origin, and its step along each axis of the view."""
+from corepipe.nki.core.indexing import AxisMap, indexed
 
 
 @dataclass(eq=False, slots=True)
@@ -94,7 +92,7 @@ class View:
         """Returns the axis of the buffer, the index and the axis's length where the view leaves its
         buffer."""
         for axis, ((low, high), n) in enumerate(zip(self.bounds(), self.buffer.shape, strict=True)):
-            if self.size and (low < 0 or high > n):
+            if (low < 0 or high > n) and self.size:
                 return axis, low if low < 0 else high - 1, n
         return None
 
@@ -135,6 +133,8 @@ class View:
 
     def at(self, shape: tuple[int, ...], inner: tuple[AxisMap, ...]) -> View:
         """Returns a view of `shape` within this one; `inner` maps it to this view's positions."""
+        if self.maps is _identity(len(self.buffer.shape)):
+            return View(self.buffer, shape, inner)
         maps = []
         for base, steps in self.maps:
             first, along = base, [0] * len(shape)
@@ -196,10 +196,13 @@ class View:
 
 def whole(buffer: Buffer) -> View:
     """Returns a view of a whole buffer."""
-    rank = len(buffer.shape)
-    return View(
-        buffer, buffer.shape, tuple((0, tuple(int(a == d) for a in range(rank))) for d in range(rank))
-    )
+    return View(buffer, buffer.shape, _identity(len(buffer.shape)))
+
+
+@cache
+def _identity(rank: int) -> tuple[AxisMap, ...]:
+    """Returns the maps of a view of a whole buffer."""
+    return tuple((0, tuple(int(a == d) for a in range(rank))) for d in range(rank))
 
 
 def strided(root: Buffer, shape: tuple[int, ...], steps: tuple[int, ...], offset: int = 0) -> View:
@@ -302,71 +305,3 @@ def _in_elements(shape: tuple[int, ...], box: Box, size: int, other: int) -> tup
         *box[:-1],
         (low * size // other, -(-high * size // other)),
     )
-
-
-def indexed(key: Any, shape: tuple[int, ...]) -> tuple[tuple[int, ...], tuple[AxisMap, ...]]:
-    """Reads an index as numpy would, index tiles included.
-
-    Returns the shape of the result, and for each axis of `shape` its affine map.  An integer removes an
-    axis, `None` inserts one, slices keep one; index tiles broadcast together, and their axes stand where the
-    first of them stands.  Raises KernelError for anything else.
-    """
-    keys = _completed(key, shape)
-    tiles = [k for k in keys if isinstance(k, IndexTile)]
-    tile_shape = np.broadcast_shapes(*(t.shape for t in tiles)) if tiles else ()
-    out: list[int] = []
-    placed: int | None = None
-    plan: list[tuple[int, int | None, int, IndexTile | None]] = []  # base, axis of the result, step, tile
-    axis = 0
-    for k in keys:
-        if k is None:
-            out.append(1)
-            continue
-        n = shape[axis]
-        axis += 1
-        if isinstance(k, IndexTile):
-            if placed is None:
-                placed = len(out)
-                out.extend(tile_shape)
-            plan.append((k.base, None, 0, k.broadcast_to(tile_shape)))
-        elif isinstance(k, slice):
-            start, count, step = _slice(k, n)
-            plan.append((start, len(out), step, None))
-            out.append(count)
-        elif isinstance(k, int | np.integer):
-            plan.append((int(k) + (n if k < 0 else 0), None, 0, None))
-        else:
-            raise KernelError(f"{type(k).__name__} is no index")
-    maps = []
-    for base, at, step, tile in plan:
-        steps = [0] * len(out)
-        if tile is not None and placed is not None:
-            steps[placed : placed + len(tile_shape)] = tile.steps
-        elif at is not None:
-            steps[at] = step
-        maps.append((base, tuple(steps)))
-    return tuple(out), tuple(maps)
-
-
-def _completed(key: Any, shape: tuple[int, ...]) -> list[Any]:
-    """Returns one key for each axis; missing ones and `...` are whole axes."""
-    keys = list(key) if isinstance(key, tuple) else [key]
-    given = sum(k is not None and k is not Ellipsis for k in keys)
-    if given > len(shape):
-        raise KernelError(f"{given} indices for a tensor of shape {shape}")
-    whole = [slice(None)] * (len(shape) - given)
-    at = next((i for i, k in enumerate(keys) if k is Ellipsis), None)
-    return keys + whole if at is None else keys[:at] + whole + keys[at + 1 :]
-
-
-def _slice(key: slice, n: int) -> tuple[int, int, int]:
-    """Returns start, count and step.  Unlike numpy's, a slice is not clipped: what leaves the tensor is an
-    error, unless a mask excludes it."""
-    start = 0 if key.start is None else int(key.start)
-    stop = n if key.stop is None else int(key.stop)
-    step = 1 if key.step is None else int(key.step)
-    if start < 0:
-        start += n
-    if stop < 0:
-        stop += n
-    return start, max(0, -((start - stop) // step)), step

@@ -100,10 +100,11 @@ def _adds(recorder: Recorder, dst: View, accumulate: bool | None, is_transpose: 
     if accumulate is False or (accumulate and recorder.legacy):
         return accumulate
     region = dst.region()
-    writer = next(
+    writers = region.buffer.writers
+    writer = writers.get(region.box) or next(
         (
             op
-            for box, op in reversed(region.buffer.writers.items())
+            for box, op in reversed(writers.items())
             if all(a < d and c < b for (a, b), (c, d) in zip(box, region.box, strict=True))
         ),
         None,

@@ -10,7 +10,7 @@ import numpy as np
 from corepipe.nki.core.buffers import Space
 from corepipe.nki.core.recorder import current
 from corepipe.nki.core.tensors import View
-from corepipe.nki.dialects.legacy.results import fresh, inside
+from corepipe.nki.dialects.legacy.results import fresh
 from corepipe.nki.dialects.legacy.tiles import Tile, operand
 from corepipe.nki.isa.tensor import nc_matmul
 from corepipe.nki.isa.vector import memset, tensor_copy
@@ -112,7 +112,7 @@ def broadcast_to(src: Tile, shape: Sequence[int], **_hints: Any) -> Tile:
     if view.ndim > len(wanted) or view.shape[0] != 1:
         raise current().refuse("shape", f"a tile of shape {src.shape} does not broadcast to {wanted}")
     rows = (1, *wanted[1:])
-    return Broadcast(inside(view.repeated(rows)), wanted)
+    return Broadcast(view.repeated(rows), wanted)
 
 
 def spread(tile: Tile, shape: tuple[int, ...]) -> Tile:

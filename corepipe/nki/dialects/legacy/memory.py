@@ -14,7 +14,7 @@ from corepipe.nki.core.instructions import LoopKind
 from corepipe.nki.core.recorder import Recorder, current
 from corepipe.nki.core.tensors import View, whole
 from corepipe.nki.dialects.legacy.elementwise import in_sbuf
-from corepipe.nki.dialects.legacy.results import Mask, fresh, inside
+from corepipe.nki.dialects.legacy.results import Mask, fresh
 from corepipe.nki.dialects.legacy.tiles import Tile, pend
 from corepipe.nki.isa import transfers, vector
 from corepipe.nki.rules.memory import check_address
@@ -148,7 +148,7 @@ def load(src: Any, *, mask: Any = None, dtype: Any = None, **_hints: Any) -> Til
     """Loads a tile from HBM."""
     view = _elements(src)
     part = Mask.of(mask, view.shape)
-    source = inside(view if part is None else part.crop(view))
+    source = view if part is None else part.crop(view)
     kind = dtype if dtype is not None else view.dtype
     return pend(view.shape, kind, lambda dst: transfers.dma_copy(dst, source), mask=part)
 
@@ -167,10 +167,10 @@ def store(dst: Any, value: Any, *, mask: Any = None, **_hints: Any) -> None:
     part = Mask.of(mask, source.shape)
     target = target.fitted(source.shape)
     if part is None:
-        transfers.dma_copy(inside(target), inside(_on_chip(source)))
+        transfers.dma_copy(target, _on_chip(source))
         return
-    cropped = inside(_on_chip(part.crop(source)))
-    part.apply(lambda place: transfers.dma_copy(inside(place), cropped), target)
+    cropped = _on_chip(part.crop(source))
+    part.apply(lambda place: transfers.dma_copy(place, cropped), target)
 
 
 def _stored(value: Any, target: View) -> View:
@@ -195,7 +195,7 @@ def load_transpose2d(src: Any, *, mask: Any = None, dtype: Any = None, **_hints:
     """Loads a matrix from HBM and transposes it."""
     view = _elements(src)
     part = Mask.of(mask, view.shape)
-    source = inside(view if part is None else part.crop(view))
+    source = view if part is None else part.crop(view)
     turned = None
     if part is not None:
         turned = Mask((part.box[1], part.box[0]), None if part.exact is None else part.exact.T)

@@ -13,7 +13,7 @@ from corepipe.nki.core.recorder import current
 from corepipe.nki.core.tensors import View
 from corepipe.nki.dialects.legacy.elementwise import binary, copy, reciprocal, unary
 from corepipe.nki.dialects.legacy.indices import is_first
-from corepipe.nki.dialects.legacy.results import Mask, fresh, inside
+from corepipe.nki.dialects.legacy.results import Mask, fresh
 from corepipe.nki.dialects.legacy.tiles import Tile, operand, pend
 from corepipe.nki.isa import vector
 from corepipe.nki.isa.reductions import tensor_reduce as reduce_free
@@ -175,7 +175,7 @@ class LoopReduction(Tile):
         """Records the step of this turn."""
         part = Mask.of(self.mask, self.tile.shape)
         source = operand(self.tile, part)
-        dst = inside(target.fitted(operand(self.tile).shape) if part is None else part.part(target))
+        dst = target.fitted(operand(self.tile).shape) if part is None else part.part(target)
         current().flush()
         if self.first:
             vector.tensor_copy(dst, source)

@@ -138,9 +138,9 @@ class Pending:
         before, recorder.at = recorder.at, self.site
         try:
             if self.mask is None:
-                run(inside(target))
+                run(target)
             else:
-                self.mask.apply(lambda part: run(inside(part)), target)
+                self.mask.apply(run, target)
         finally:
             recorder.at = before
 
@@ -148,13 +148,3 @@ class Pending:
 def fresh(shape: Sequence[int], dtype: Any, space: Space = Space.SBUF, *, filled: bool = False) -> View:
     """Returns a view of a new buffer, for a result."""
     return whole(current().allocate(space, shape, dtype, filled=filled))
-
-
-def inside(view: View) -> View:
-    """Returns the view.  Raises KernelError where it leaves its buffer."""
-    if (left := view.outside()) is not None:
-        axis, index, length = left
-        raise current().refuse(
-            "bounds", f"index {index} is out of bounds for axis {axis}, which has {length} elements"
-        )
-    return view

@@ -12,7 +12,7 @@ import numpy as np
 from corepipe.nki.core.buffers import Space
 from corepipe.nki.core.recorder import current
 from corepipe.nki.core.tensors import View
-from corepipe.nki.dialects.legacy.results import Mask, Pending, Run, inside
+from corepipe.nki.dialects.legacy.results import Mask, Pending, Run
 from corepipe.nki.isa import vector
 
 
@@ -82,7 +82,7 @@ class Tile:
         if source.buffer is target.buffer and source.maps == target.maps and source.shape == target.shape:
             return  # x[i] += y: the sum is there
         current().flush()
-        vector.tensor_copy(inside(target), inside(source.fitted(target.shape)))
+        vector.tensor_copy(target, source.fitted(target.shape))
 
     def reshape(self, *shape: Any) -> Tile:
         """Returns the same elements in another shape; one length may be -1."""
@@ -248,7 +248,7 @@ def assigned(target: View, value: Any) -> None:
         value.put(target)
     else:
         current().flush()
-        vector.memset(inside(target), value)
+        vector.memset(target, value)
 
 
 def kept_partition(view: View) -> View:
@@ -271,7 +271,7 @@ def operand(value: Any, mask: Mask | None = None) -> View:
     view = value.view
     if view.ndim == 1 and view.space is not Space.HBM:
         view = view.fitted((*view.shape, 1))
-    return inside(view if mask is None else mask.crop(view))
+    return view if mask is None else mask.crop(view)
 
 
 def scalar_or_operand(value: Any, mask: Mask | None = None) -> Any:
