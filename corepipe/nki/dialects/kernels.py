@@ -51,9 +51,10 @@ def decorator(mode: str, runner: Runner, *, legacy: bool) -> Callable[..., Any]:
     def decorate(function: Any = None, *_: Any, **options: Any) -> Any:
         if function is None:
             return lambda inner: decorate(inner, **options)
-        inner = function.function if isinstance(function, Kernel) else function
-        grid = function.grid if isinstance(function, Kernel) else ()
-        return Kernel(inner, runner, legacy, mode, options, grid)
+        if isinstance(function, Kernel):
+            merged = {**function.options, **options}
+            return Kernel(function.function, runner, legacy, mode, merged, function.grid)
+        return Kernel(function, runner, legacy, mode, options)
 
     decorate.__name__ = mode
     return decorate

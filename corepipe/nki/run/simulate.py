@@ -106,7 +106,7 @@ def called(kernel: Kernel, arguments: Sequence[Any], keywords: Mapping[str, Any]
 
     A benchmark computes the time alone: as on the device, its outputs mean nothing.
     """
-    target = str(kernel.options.get("platform_target", "trn1"))
+    target = str(kernel.options.get("platform_target", "trn1" if kernel.legacy else "trn3"))
     mode = kernel.options.get("mode", kernel.mode)
     given = [_array(a) for a in arguments]
     named = {name: _array(a) for name, a in keywords.items()}

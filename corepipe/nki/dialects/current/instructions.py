@@ -6,8 +6,12 @@ from collections.abc import Callable, Mapping, Sequence
 from inspect import signature
 from typing import Any
 
+import numpy as np
+
+from corepipe.nki.core.buffers import Space
+from corepipe.nki.core.instructions import Instruction
 from corepipe.nki.core.recorder import current
-from corepipe.nki.core.tensors import View
+from corepipe.nki.core.tensors import View, whole
 from corepipe.nki.dialects.current.tensor import NKIObject, NkiTensor, Register, integer
 from corepipe.nki.dialects.current.types import DgeMode, EngineName, OobMode, PerfMode, engine_of
 from corepipe.nki.isa import partitions, reductions, scalar, select, statistics, tensor, transfers, vector
@@ -53,14 +57,22 @@ def instruction(function: Callable[..., Any], *unused: str) -> Callable[..., Nki
             named.pop(name, None)
         given = [_given(a) for a in positional], {name: _given(a) for name, a in named.items()}
         try:
-            function(*given[0], **given[1])
+            done = function(*given[0], **given[1])
         except (AttributeError, TypeError):
             _check_tensors(function, *given)
             raise
+        _wait(done, *positional, *named.values())
         return DONE
 
     called.__name__ = function.__name__
     return called
+
+
+def _wait(done: Instruction, *operands: Any) -> None:
+    """Lets an instruction depend on the memory with the indices that found its operands."""
+    found_by = [v for o in operands if isinstance(o, NkiTensor) for v in o.found_by]
+    if found_by:
+        done.reads = (*done.reads, *(view.region() for view in found_by))
 
 
 def _check_tensors(function: Callable[..., Any], positional: Sequence[Any], named: Mapping[str, Any]) -> None:
@@ -163,11 +175,12 @@ def dma_copy(
 def _moved(dst: Any, src: Any, *, skip: bool = False, add: bool = False) -> None:
     """Copies a tensor, or the rows that a vector names."""
     if isinstance(src, NkiTensor) and src.rows is not None:
-        transfers.dma_gather(_view("dst", dst), src.part, _view("rows", src.rows), skip=skip, add=add)
+        done = transfers.dma_gather(_view("dst", dst), src.part, _view("rows", src.rows), skip=skip, add=add)
     elif isinstance(dst, NkiTensor) and dst.rows is not None:
-        transfers.dma_scatter(dst.part, _view("src", src), _view("rows", dst.rows), skip=skip, add=add)
+        done = transfers.dma_scatter(dst.part, _view("src", src), _view("rows", dst.rows), skip=skip, add=add)
     else:
-        transfers.dma_copy(_view("dst", dst), _view("src", src), add=add)
+        done = transfers.dma_copy(_view("dst", dst), _view("src", src), add=add)
+    _wait(done, dst, src)
 
 
 def dma_compute(
@@ -213,10 +226,13 @@ def register_move(dst: Register, src: Any) -> None:
 
 
 def register_load(dst: Register, src: NkiTensor) -> None:
-    """Reads an integer from memory.  Raises KernelError where no values are computed."""
-    if not current().values:
-        raise current().refuse("register", "register_load needs values: run the kernel with them")
-    dst.value = integer(src)
+    """Reads an integer from memory, as a transfer.  Raises KernelError where no values are computed."""
+    recorder = current()
+    if not recorder.values:
+        raise recorder.refuse("register", "register_load needs values: run the kernel with them")
+    held = whole(recorder.allocate(Space.HBM, src.shape, np.int32, name="register"))
+    transfers.dma_copy(held, _view("src", src))
+    dst.value, dst.loaded = int(held.array().reshape(-1)[0]), (held,)
 
 
 def register_store(dst: NkiTensor, src: Any) -> None:

@@ -35,10 +35,13 @@ class NKIObject:
 
 
 class Register(NKIObject):
-    """A register of an engine, which holds an integer; None before anything is moved into it."""
+    """A register of an engine, which holds an integer; None before anything is moved into it.
 
-    def __init__(self, value: int | None = None) -> None:
-        self.value = value
+    loaded: the memory that it was loaded into, for the instructions that wait for it.
+    """
+
+    def __init__(self, value: int | None = None, loaded: tuple[View, ...] = ()) -> None:
+        self.value, self.loaded = value, loaded
 
     def __index__(self) -> int:
         if self.value is None:
@@ -55,14 +58,20 @@ class NkiTensor(NKIObject):
     """A tensor, or a part of one.
 
     rows: indices of the rows that the first axis stands for, in tensors that are indexed by a vector.
+    found_by: memory with indices that were read to find the part.
     """
 
     __array_ufunc__ = None
 
     def __init__(
-        self, part: View, buffer: MemoryRegion, name: str = "", rows: NkiTensor | None = None
+        self,
+        part: View,
+        buffer: MemoryRegion,
+        name: str = "",
+        rows: NkiTensor | None = None,
+        found_by: tuple[View, ...] = (),
     ) -> None:
-        self.part, self.buffer, self.name, self.rows = part, buffer, name, rows
+        self.part, self.buffer, self.name, self.rows, self.found_by = part, buffer, name, rows, found_by
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -117,7 +126,7 @@ class NkiTensor(NKIObject):
     def _with(self, part: View) -> NkiTensor:
         if self.rows is not None:
             raise current().refuse("indirect", "a tensor that is indexed by a vector has no further views")
-        return NkiTensor(part, self.buffer, self.name)
+        return NkiTensor(part, self.buffer, self.name, None, self.found_by)
 
     def __getitem__(self, key: Any) -> NkiTensor:
         """Returns a part: on chip it keeps the partition axis and at least one other, in HBM at least one."""
@@ -144,7 +153,9 @@ class NkiTensor(NKIObject):
         """Removes an axis: an index, a register or a tensor of one element selects."""
         keys: list[Any] = [slice(None)] * self.ndim
         keys[dim] = integer(index)
-        return self._with(self.part[tuple(keys)])
+        found = self._with(self.part[tuple(keys)])
+        found.found_by += _memory_of(index)
+        return found
 
     def vector_select(self, dim: int, vector_offset: NkiTensor) -> NkiTensor:
         """Lets each partition stand for the row that its index names."""
@@ -228,7 +239,8 @@ class NkiTensor(NKIObject):
         if vector_offset is not None:
             steps[0], counts[0] = stride, self.shape[indirect_dim]
         part = strided(_typed(self.part.buffer, kind), tuple(counts), tuple(steps), start)
-        return NkiTensor(part, self.buffer, self.name, vector_offset)
+        found_by = self.found_by + _memory_of(scalar_offset)
+        return NkiTensor(part, self.buffer, self.name, vector_offset, found_by)
 
     def view(self, dtype: Any) -> NkiTensor:
         """Returns the same bytes as elements of another type; the last axis grows or shrinks."""
@@ -266,6 +278,13 @@ def integer(index: Any) -> int:
             return 0
         return int(index.part.array().reshape(-1)[0])
     return int(index)
+
+
+def _memory_of(index: Any) -> tuple[View, ...]:
+    """Returns the memory that an index is in."""
+    if isinstance(index, NkiTensor):
+        return (index.part,)
+    return index.loaded if isinstance(index, Register) else ()
 
 
 def _kept(key: Any) -> Any:
