@@ -395,3 +395,16 @@ def test_each_rule_changes_something(rule: CompilerRule) -> None:
         differences += found.traffic != other.traffic or found.copies != other.copies or not same
     assert differences
     assert rule.source
+
+
+def test_the_number_of_blocks_that_a_kernel_gives_is_kept() -> None:
+    def kernel(k: Kernel) -> None:
+        x, target = k.input(8), k.output(8)
+        tile = k.tiles(8, name="given")
+        tile.buffer.address, tile.buffer.existing = 0, 2
+        for i in k.loop(8):
+            dma_copy(tile[i], x[i])
+            dma_copy(target[i], tile[i])
+
+    found = run(kernel)
+    assert {place[-1]: n for place, n in found.copies.items()} == {"given": 2}

@@ -35,7 +35,8 @@ class Buffer:
     data: elements, flat; None if no values are computed.  written: which elements were written, flat; None
     for inputs, constants, and where no values are computed.
     alias_of: the buffer of which this is another shape; regions are those of the root.
-    address: byte in each partition, where the kernel gives one.
+    address: byte in each partition, where the kernel gives one.  existing: blocks that exist at a time, where
+    the kernel says so.
     """
 
     name: str
@@ -48,6 +49,7 @@ class Buffer:
     written: npt.NDArray[np.bool_] | None = None
     alias_of: Buffer | None = None
     address: int | None = None
+    existing: int = 0
     given: bool = False
     """An input or a constant: it holds values before the kernel begins."""
     writers: dict[Box, str] = field(default_factory=dict, repr=False)

@@ -11,6 +11,9 @@ from corepipe.nki.timing.liveness import alive, together
 
 BANK = 2 << 10
 
+SMALL = 4 << 10
+"""Bytes of a partition that a tensor may take for as many blocks as it wants, however little is free."""
+
 MOST_COPIES = {Space.SBUF: 4, Space.PSUM: 8}
 """Times that a tensor's blocks exist beyond those that are alive together in the order of the program."""
 
@@ -92,6 +95,13 @@ class Family:
             program.of(at).op == "dma_copy" for block in self.blocks[:2] for at in block.touches
         )
 
+    def fix(self) -> None:
+        """Takes the number that the kernel gives: with the addresses, or by different ones."""
+        buffers = [block.buffer for block in self.blocks]
+        if buffers[0].address is not None:
+            addresses = {buffer.address for buffer in buffers}
+            self.copies = buffers[0].existing * len(addresses) or max(len(addresses), self.together)
+
 
 def copies(program: Program, limits: dict[Space, int]) -> dict[Place, int]:
     """Returns how many blocks of each place exist at a time.
@@ -103,18 +113,18 @@ def copies(program: Program, limits: dict[Space, int]) -> dict[Place, int]:
     for space, limit in limits.items():
         families = _families(program, space)
         free = _Free(program, space, limit)
-        fixed = [f for f in families.values() if f.blocks[0].buffer.address is not None]
-        for family in fixed:
-            family.copies = max(len({b.buffer.address for b in family.blocks}), family.together)
+        for family in families.values():
+            family.fix()
         growing = sorted(
             (f for f in families.values() if f.blocks[0].buffer.address is None),
             key=lambda f: (not f.transferred, f.size),
         )
         for times in range(2, MOST_COPIES[space] + 1):
             for family in growing:
-                more = min(times * family.together - family.copies, free.number(family))
-                free.take(family, more)
-        found.update((place, max(f.copies, 2 if f.size <= BANK else 1)) for place, f in families.items())
+                more = times * family.together - family.copies
+                small = space is Space.SBUF and times * family.together * family.size <= SMALL
+                free.take(family, more if small else min(more, free.number(family)))
+        found.update((place, family.copies) for place, family in families.items())
     return found
 
 

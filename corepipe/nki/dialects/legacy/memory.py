@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import product as combinations
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -72,6 +73,7 @@ def _allocated(shape: Sequence[int], dtype: Any, memory: Memory, name: str) -> B
         buffer.address = memory.place(first, lengths[blocks], buffer.partition_bytes)[1]
         last = memory.place(tuple(n - 1 for n in lengths[:blocks]), lengths[blocks], buffer.partition_bytes)
         check_address(recorder, buffer, max(buffer.address, last[1]))
+        buffer.existing = prod(memory.blocks) if memory.blocks else 0
     return buffer
 
 
