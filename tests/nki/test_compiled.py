@@ -11,7 +11,7 @@ import pytest
 
 from corepipe.nki.core.buffers import Buffer, Space
 from corepipe.nki.core.errors import KernelError
-from corepipe.nki.core.instructions import Engine, Instruction, LoopKind
+from corepipe.nki.core.instructions import Engine, Instruction, LoopBegin, LoopKind
 from corepipe.nki.core.recorder import Recorder, recording
 from corepipe.nki.core.tensors import View, whole
 from corepipe.nki.isa.tensor import nc_matmul
@@ -150,6 +150,29 @@ def accumulated(rows: int, turns: int) -> Callable[[Kernel], None]:
     return kernel
 
 
+def twice(turns: int, ahead: int = 0) -> Callable[[Kernel], None]:
+    """Loads the same tiles in two loops, as AccelOpt's swiglu; a turn of the second adds what the first made
+    of its tile, or of one that is some turns `ahead`."""
+
+    def kernel(k: Kernel) -> None:
+        x, w, target = k.input(turns), k.input(1, "weights"), k.output(turns)
+        made = k.tiles(turns, name="made")
+        for i in k.loop(turns):
+            tile = k.tiles()
+            dma_copy(tile, x[i])
+            tensor_scalar(made[i], tile, "multiply", 2.0, engine=Engine.VECTOR)
+        weights = k.tiles()
+        dma_copy(weights, w[0])
+        for i in k.loop(turns):
+            tile, out = k.tiles(), k.tiles()
+            dma_copy(tile, x[i])
+            tensor_tensor(out, tile, made[(i + ahead) % turns], "add")
+            tensor_tensor(out, out, weights, "add")
+            dma_copy(target[i], out)
+
+    return kernel
+
+
 def halved(k: Kernel) -> None:
     """Adds to tiles half of them, as AccelOpt's adamw."""
     x, target = k.input(40), k.output(40)
@@ -260,7 +283,7 @@ def test_current_kernels_fail_where_they_need_more_memory() -> None:
 
 
 KERNELS = [copied, scaled(8, 20), scaled(30, 20), scaled(90, 20), held(80, 20, 10), held(70, 40, 10)]
-KERNELS += [kept(60), kept(150), accumulated(90, 20), accumulated(20, 60)]
+KERNELS += [twice(40), twice(40, 1), kept(60), kept(150), accumulated(90, 20), accumulated(20, 60)]
 
 
 @pytest.mark.parametrize("kernel", KERNELS)
@@ -381,11 +404,25 @@ def test_transposes_stay_in_the_loop_if_their_results_do_not_fit() -> None:
     assert transposes(found) == 6 * 4 * 90
 
 
+@pytest.mark.parametrize("turns", [8, 40])
+def test_loops_that_load_the_same_are_fused(turns: int) -> None:
+    found = run(twice(turns), whole_=True)
+    assert found.traffic.read == (turns + 1) * TILE
+    assert found.traffic.written == turns * TILE
+    assert len([e for e in found.stream if isinstance(e, LoopBegin)]) == 1
+    made = [i for i in instructions(found) if i.op in {"tensor_scalar", "tensor_tensor"}]
+    assert [i.op for i in made] == ["tensor_scalar", "tensor_tensor", "tensor_tensor"] * turns
+
+
+def test_loops_whose_turns_need_others_are_not_fused() -> None:
+    assert run(twice(8, 1)).traffic.read == (2 * 8 + 1) * TILE
+
+
 @pytest.mark.parametrize("rule", PROFILES[True], ids=lambda rule: rule.name)
 def test_each_rule_changes_something(rule: CompilerRule) -> None:
     """Compares bytes, instructions and numbers of blocks with and without it."""
     without = [other for other in PROFILES[True] if other is not rule]
-    kernels = [scaled(8, 20), transposed(4, 6), held(80, 20, 10), kept(150), halved]
+    kernels = [scaled(8, 20), transposed(4, 6), held(80, 20, 10), kept(150), halved, twice(8)]
     differences = 0
     for kernel in kernels:
         found, other = run(kernel), run(kernel, rules=without)

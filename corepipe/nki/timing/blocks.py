@@ -102,6 +102,14 @@ class Block:
 
 
 @dataclass(slots=True, eq=False)
+class Filling:
+    """A load: its position, and the block that it fills."""
+
+    at: int
+    block: Block
+
+
+@dataclass(slots=True, eq=False)
 class Program:
     """A stream with its blocks and loops.
 

@@ -10,10 +10,11 @@ from corepipe.nki.core.instructions import Event
 from corepipe.nki.core.recorder import Recorder
 from corepipe.nki.rules.memory import check_memory
 from corepipe.nki.timing.blocks import Place, place_of, scanned
-from corepipe.nki.timing.hoisting import hoist
+from corepipe.nki.timing.hoisting import fuse, hoist
 from corepipe.nki.timing.liveness import in_space, peak
 from corepipe.nki.timing.placement import copies, to_psum
 from corepipe.nki.timing.profile import (
+    FUSED_LOOPS,
     MOVED_LOADS,
     PROFILES,
     PSUM_RESULTS,
@@ -63,8 +64,10 @@ def compiled(recorder: Recorder, rules: Sequence[CompilerRule] | None = None) ->
     memory = Memory(sbuf, psum, limit, PSUM_LIMIT, sbuf_peak, psum_peak)
     check_memory(recorder, Space.SBUF, sbuf, limit)
     check_memory(recorder, Space.PSUM, psum, PSUM_LIMIT)
-    changes = Changes()
     names = frozenset(rule.name for rule in (PROFILES[recorder.legacy] if rules is None else rules))
+    changes = Changes()
+    if FUSED_LOOPS.name in names:
+        program, changes.gone = fuse(program)
     if MOVED_LOADS.name in names:
         changes.gone |= hoist(program, limit, names)
     if SPILLS.name in names:

@@ -5,12 +5,13 @@ A moved load stays where it is in the first turn of the loop, and later turns fi
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from corepipe.nki.core.buffers import Box, Space
 from corepipe.nki.core.instructions import Instruction
-from corepipe.nki.timing.blocks import Block, Frame, Program, place_of
+from corepipe.nki.timing.blocks import Block, Filling, Frame, Program, place_of, scanned
+from corepipe.nki.timing.fusion import Fusion
 from corepipe.nki.timing.liveness import alive
 from corepipe.nki.timing.profile import MOVED_TRANSPOSES
 from corepipe.nki.timing.transposes import Transposes
@@ -22,11 +23,9 @@ AccelOpt's mamba: rows of B and C, a quarter of a percent together, are loaded a
 
 
 @dataclass(slots=True, eq=False)
-class Load:
-    """One execution of a load: its position, the block that it fills, and the turns of loops around it."""
+class Load(Filling):
+    """One execution of a load, with the turns of the loops around it."""
 
-    at: int
-    block: Block
     turns: tuple[int, ...]
     frames: tuple[Frame, ...]
     source: Box
@@ -87,6 +86,8 @@ def hoist(program: Program, limit: int, rules: frozenset[str]) -> set[int]:
                 motion.results = transposes.size
                 gone |= transposes.move()
             gone |= _merge(program, pairs, gone)
+            for first, _ in pairs:
+                first.block.pinned = True
     program.blocks = [block for block in program.blocks if block.touches]
     return gone
 
@@ -113,19 +114,24 @@ def _loads(program: Program) -> list[Loads]:
 
 def _load(program: Program, at: int, frame: Frame) -> Load | None:
     """Returns the load at a position; None if its source may change or its block is written by others."""
-    instruction, used = program.of(at), program.used[at]
-    source = instruction.reads[0]
-    if len(instruction.reads) != 1 or not source.buffer.given or len(used) != 1:
-        return None
-    block = used[0][0]
-    if block.buffer.space is not Space.SBUF or block.buffer.address is not None:
-        return None
-    if not all(_loads_input(program.of(w)) for w in block.written):
+    if (block := _filled(program, at)) is None:
         return None
     frames = [frame]
     while (outer := frames[0].outer) is not None:
         frames.insert(0, outer)
-    return Load(at, block, tuple(_turn(f, at) for f in frames), tuple(frames), source.box)
+    source = program.of(at).reads[0].box
+    return Load(at, block, tuple(_turn(f, at) for f in frames), tuple(frames), source)
+
+
+def _filled(program: Program, at: int) -> Block | None:
+    """Returns the block that a load of an input fills, if inputs alone do."""
+    instruction, used = program.of(at), program.used[at]
+    if len(instruction.reads) != 1 or not instruction.reads[0].buffer.given or len(used) != 1:
+        return None
+    block = used[0][0]
+    if block.buffer.space is not Space.SBUF or block.buffer.address is not None:
+        return None
+    return block if all(_loads_input(program.of(w)) for w in block.written) else None
 
 
 def _loads_input(instruction: Instruction) -> bool:
@@ -210,12 +216,32 @@ def _pairs(motion: Motion) -> list[tuple[Load, Load]]:
     ]
 
 
-def _merge(program: Program, pairs: list[tuple[Load, Load]], gone: set[int]) -> set[int]:
+def fuse(program: Program) -> tuple[Program, set[int]]:
+    """Returns a program with loops fused, and the positions of instructions that it no longer needs."""
+    fusion = Fusion()
+    stream = fusion.run(program.stream)
+    if stream is program.stream:
+        return program, set()
+    program = scanned(stream)
+    position = {id(event): at for at, event in enumerate(stream)}
+    pairs = []
+    for first, again in fusion.same:
+        kept, block = (_filled(program, position[id(load)]) for load in (first, again))
+        if kept is not None and block is not None and kept is not block:
+            pairs.append((Filling(position[id(first)], kept), Filling(position[id(again)], block)))
+    transposes = Transposes(program, pairs)
+    transposes.find()
+    gone = transposes.move()
+    gone |= _merge(program, pairs, gone)
+    program.blocks = [block for block in program.blocks if block.touches]
+    return program, gone
+
+
+def _merge(program: Program, pairs: Sequence[tuple[Filling, Filling]], gone: set[int]) -> set[int]:
     """Joins the blocks of all turns with those of the first; returns the loads that are not needed."""
     joined: dict[int, Block] = {}
     loads: set[int] = set()
     for kept, load in pairs:
-        kept.block.pinned = True
         joined[id(kept.block)] = kept.block
         if kept is not load:
             loads.add(load.at)

@@ -21,6 +21,13 @@ class CompilerRule:
     explains: tuple[str, ...] = ()
 
 
+FUSED_LOOPS = CompilerRule(
+    "fused_loops",
+    "affine loops of as many turns are fused if a turn of the second needs the same turn of the first alone, "
+    "and loads most of what that loads; what both load and transpose is then loaded and transposed once",
+    COUNTERS,
+    ("swiglu",),
+)
 MOVED_LOADS = CompilerRule(
     "moved_loads",
     "a load that is the same in all turns of a loop is moved out of it, if what it loads fits beside what a "
@@ -63,7 +70,7 @@ ROTATION = CompilerRule(
 )
 
 PROFILES = {
-    True: (MOVED_LOADS, MOVED_TRANSPOSES, LARGE_TENSORS, SPILLS, PSUM_RESULTS, ROTATION),
+    True: (FUSED_LOOPS, MOVED_LOADS, MOVED_TRANSPOSES, LARGE_TENSORS, SPILLS, PSUM_RESULTS, ROTATION),
     False: (ROTATION,),
 }
 """Rules of the legacy dialect's compiler (True) and of the current one's, which keeps programs as written."""

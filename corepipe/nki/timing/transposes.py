@@ -4,16 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
 
 from corepipe.nki.core.buffers import Space
-from corepipe.nki.timing.blocks import Block, Program
-
-
-class Filled(Protocol):
-    """A load: the block that it fills."""
-
-    block: Block
+from corepipe.nki.timing.blocks import Block, Filling, Program
 
 
 @dataclass(slots=True, eq=False)
@@ -24,7 +17,7 @@ class Transposes:
     """
 
     program: Program
-    pairs: Sequence[tuple[Filled, Filled]]
+    pairs: Sequence[tuple[Filling, Filling]]
     _gone: dict[int, set[int]] = field(default_factory=dict)
     """For each block of later turns, by id, the instructions that need not fill it."""
     _same: dict[int, tuple[Block, Block]] = field(default_factory=dict)
