@@ -37,6 +37,22 @@ def scaled(x, factor=2.0):
     return out
 """
 
+GRID = """
+import neuronxcc.nki as nki
+import neuronxcc.nki.language as nl
+import numpy as np
+
+
+@nki.jit
+def scaled(x):
+    out = nl.ndarray(x.shape, dtype=x.dtype, buffer=nl.shared_hbm)
+    rows = 32 * nl.program_id(0) + nl.arange(32)[:, None]
+    columns = nl.arange(512)[None, :]
+    nl.store(out[rows, columns], nl.load(x[rows, columns]) * 2.0)
+    return out
+"""
+"""A kernel of four programs, each of which computes 32 rows."""
+
 SPEAKING = LEGACY.replace("    out =", '    print("a kernel says something")\n    out =')
 
 REFERENCE = """

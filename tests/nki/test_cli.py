@@ -11,7 +11,7 @@ import pytest
 
 from corepipe.cli.nki import Target
 from corepipe.nki.run.simulate import GENERATIONS
-from tests.nki.kernels import LEGACY, REFERENCE, SPEAKING, written
+from tests.nki.kernels import CURRENT, GRID, LEGACY, REFERENCE, SPEAKING, written
 from tests.perfetto_reader import read
 from tests.servers import run
 
@@ -19,14 +19,14 @@ BYTES = 128 * 512 * 4
 
 FIELDS = {
     "file", "entry", "target", "inputs", "inputs_digest", "outputs", "check", "latency_us", "low_us",
-    "high_us", "known", "bound", "advice", "engines", "lines", "memory", "traffic", "findings",
+    "high_us", "frame_us", "known", "bound", "advice", "engines", "lines", "memory", "traffic", "findings",
 }  # fmt: skip
 
 
 @pytest.fixture(scope="module")
 def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     folder = tmp_path_factory.mktemp("kernels")
-    texts = {"legacy": LEGACY, "speaking": SPEAKING}
+    texts = {"legacy": LEGACY, "current": CURRENT, "speaking": SPEAKING}
     return {name: written(folder, f"{name}.py", text + REFERENCE) for name, text in texts.items()}
 
 
@@ -42,7 +42,7 @@ def test_targets_are_those_that_can_be_simulated() -> None:
 
 
 @pytest.mark.parametrize("target", ["trn1", "trn2"])
-@pytest.mark.parametrize("dialect", ["legacy"])
+@pytest.mark.parametrize("dialect", ["legacy", "current"])
 def test_a_kernel_is_run_timed_and_checked(files: dict[str, str], dialect: str, target: str) -> None:
     file = files[dialect]
     found = reported(file, "--target", target, "--check", f"{file}:reference", "--tolerance", "1e-6")
@@ -75,29 +75,36 @@ def test_the_time_is_the_same_without_values(files: dict[str, str]) -> None:
 
 
 def test_shapes_are_inputs_as_well(files: dict[str, str]) -> None:
-    (kernel,) = reported(files["legacy"], "--inputs", "128x512:bfloat16,factor=3.0")["kernels"]
+    (kernel,) = reported(files["current"], "--inputs", "64x256:bfloat16,factor=3.0")["kernels"]
     assert [one["name"] for one in kernel["inputs"]] == ["x", "factor"]
     assert kernel["outputs"][0] == {
         "name": "output 0",
-        "shape": [128, 512],
+        "shape": [64, 256],
         "dtype": "bfloat16",
         "value": None,
     }
 
 
+def test_a_grid_of_programs(tmp_path: Path) -> None:
+    file = written(tmp_path, "grid.py", GRID + REFERENCE)
+    found = reported(file, "--grid", "4", "--check", f"{file}:reference")
+    assert found["kernels"][0]["check"]["passed"]
+    assert run("nki", file, "--grid", "2", "--check", f"{file}:reference").returncode == 3
+
+
 def test_kernels_side_by_side(files: dict[str, str]) -> None:
-    found = reported(files["legacy"], files["speaking"])
+    found = reported(files["legacy"], files["current"])
     first, second = found["kernels"]
     (compared,) = found["compared_with_first"]
     assert first["inputs_digest"] == second["inputs_digest"]
     assert compared["times_as_fast"] == first["latency_us"] / second["latency_us"]
     assert (compared["max_abs_error"], compared["problem"]) == (0, None)
-    shown = run("nki", f"{files['legacy']}:scaled", files["speaking"]).stdout
-    assert shown.splitlines()[1].split() == ["legacy.py", "speaking.py"]
+    shown = run("nki", f"{files['legacy']}:scaled", files["current"]).stdout
+    assert shown.splitlines()[1].split() == ["legacy.py", "current.py"]
 
 
 def test_kernels_of_different_inputs_are_not_compared(files: dict[str, str], tmp_path: Path) -> None:
-    other = written(tmp_path, "other.py", (LEGACY + REFERENCE).replace("512", "256"))
+    other = written(tmp_path, "other.py", (CURRENT + REFERENCE).replace("512", "256"))
     (compared,) = reported(files["legacy"], other)["compared_with_first"]
     assert (compared["max_abs_error"], compared["problem"][:17]) == (None, "the inputs differ")
 

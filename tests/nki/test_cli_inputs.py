@@ -156,7 +156,15 @@ def times(bound: str, traffic: Traffic, **busy: float) -> Times:
         ),
         (
             KernelRun(times("vector", Traffic(1, 1, 0, 0), vector=9e-4, scalar=1e-4), 1, wide=False),
-            "moving work to GpSimd, which is busy 0 %, would make it at most 2.2 times as fast",
+            "moving work to ScalarE, which is busy 10 %, would make it at most 2.0 times as fast",
+        ),
+        (
+            KernelRun(times("vector", Traffic(1, 1, 0, 0), vector=9e-4, scalar=8e-4), 1, wide=False),
+            "fewer or fused instructions would help, and not moving them to ScalarE, which is busy 80 %",
+        ),
+        (
+            KernelRun(times("scalar", Traffic(1, 1, 0, 0), scalar=9e-6 + 9e-4), 1, wide=False),
+            "moving work to VectorE, which is busy 0 %, would make it at most 2.2 times as fast",
         ),
         (
             KernelRun(times("waits: vector waits for dma", Traffic(1, 1, 0, 0), vector=5e-4), 1, wide=False),

@@ -48,6 +48,7 @@ def _array(one: ArrayReport) -> str:
 
 def _facts(one: KernelReport) -> Iterator[tuple[str, str]]:
     yield "latency", f"{_us(one.latency_us)} us, {_us(one.low_us)} to {_us(one.high_us)}: {one.known}"
+    yield "", f"{_us(one.frame_us)} us of it start and end any kernel; shares are of the rest"
     yield "bound", one.short_bound
     yield "memory", _memory(one.memory)
     yield "HBM", _traffic(one.traffic)
@@ -149,9 +150,15 @@ def faster(first: KernelReport, one: KernelReport) -> float:
 
 
 def _name(one: KernelReport, found: Sequence[KernelReport]) -> str:
-    """Returns a short name that no other kernel has."""
-    alike = sum(Path(other.file).name == Path(one.file).name for other in found)
-    return Path(one.file).name if alike == 1 else f"{one.file}:{one.entry}"
+    """Returns the shortest name that no other kernel has."""
+
+    def names(kernel: KernelReport) -> tuple[str, str, str]:
+        file = Path(kernel.file).name
+        return file, f"{file}:{kernel.entry}", f"{kernel.file}:{kernel.entry}"
+
+    kinds = zip(*map(names, found), strict=True)
+    unique = (kind for kind, every in enumerate(kinds) if every.count(names(one)[kind]) == 1)
+    return names(one)[next(unique, 2)]
 
 
 def _error(apart: Difference) -> str:

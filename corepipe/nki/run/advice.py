@@ -6,7 +6,7 @@ than it must.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
@@ -22,8 +22,10 @@ NOTABLE = 0.15
 SPARE = 0.5
 """Share of the busiest engine's time below which another engine could take some of its work."""
 
-SHORT_SECONDS = 0.25e-6
-"""Mean time of an instruction below which most of it is its start: 64 cycles, and the latency of one."""
+SHORT_SECONDS: Mapping[Engine, float] = MappingProxyType(
+    {Engine.TENSOR: 0.1e-6, Engine.VECTOR: 0.25e-6, Engine.SCALAR: 0.25e-6, Engine.GPSIMD: 0.25e-6}
+)
+"""Mean time of an instruction below which most of it is its start: that of about 128 elements a partition."""
 
 NAMES: Mapping[Engine, str] = MappingProxyType(
     {
@@ -35,17 +37,29 @@ NAMES: Mapping[Engine, str] = MappingProxyType(
     }
 )
 
-ELEMENTWISE = (Engine.VECTOR, Engine.SCALAR, Engine.GPSIMD)
-"""Engines between which elementwise work can be moved."""
+RELIEF: Mapping[Engine, Engine] = MappingProxyType(
+    {
+        Engine.VECTOR: Engine.SCALAR,
+        Engine.SCALAR: Engine.VECTOR,
+        Engine.GPSIMD: Engine.VECTOR,
+    }
+)
+"""The engine that can take elementwise work of another: as fast, and with access to the same memories."""
 
 
 @dataclass(frozen=True, slots=True)
 class KernelRun:
-    """A run: its times; the bytes of its inputs; whether one of these is fp32."""
+    """A run: its times; the bytes of its inputs; whether one of these is fp32; the frame in seconds."""
 
     times: Times
     input_bytes: int
     wide: bool
+    frame: float = 0.0
+
+    @property
+    def seconds(self) -> float:
+        """The time without the frame, which no change of the kernel shortens."""
+        return self.times.seconds - self.frame
 
     @property
     def needed(self) -> int:
@@ -60,7 +74,7 @@ class KernelRun:
     def gain(self, **changed: float) -> float:
         """Returns the most by which the kernel could be faster if engines were busy for other times."""
         least = max(changed.get(engine.value, self.busy(engine)) for engine in Engine)
-        return self.times.seconds / least if least else 1.0
+        return self.times.seconds / (self.frame + least) if least else 1.0
 
 
 def advice(run: KernelRun) -> list[str]:
@@ -76,13 +90,12 @@ def advice(run: KernelRun) -> list[str]:
 
 
 def _busy(run: KernelRun, engine: Engine) -> str:
-    text = f"{NAMES[engine]} is busy {_percent(run.busy(engine) / run.times.seconds)} of the time"
+    text = f"{NAMES[engine]} is busy {_percent(run.busy(engine) / run.seconds)} of the time"
     if engine is Engine.DMA:
         traffic = run.times.traffic
         text += f": {size(traffic.read + traffic.written)} between HBM and the core"
         return _joined(text, _of_transfers(run))
-    changes = _of_products(run) if engine is Engine.TENSOR else _of_elements(run, engine)
-    return _joined(text, [*_of_short(run, engine), *changes])
+    return _joined(text, _of_products(run) if engine is Engine.TENSOR else _of_elements(run, engine))
 
 
 def _of_transfers(run: KernelRun) -> Iterator[str]:
@@ -115,25 +128,28 @@ def _spills(run: KernelRun) -> Iterator[str]:
 def _of_products(run: KernelRun) -> Iterator[str]:
     if run.wide:
         yield _would("bf16 instead of fp32", run.gain(tensor=run.busy(Engine.TENSOR) / 4))
-    yield "products of 128 x 128 by 128 x 512 fill it"
+    if _is_short(run, Engine.TENSOR):
+        yield "products of 128 x 128 by 128 x 512 fill it"
 
 
 def _of_elements(run: KernelRun, engine: Engine) -> Iterator[str]:
-    """Yields which engine could take a part of the work."""
-    other = min((one for one in ELEMENTWISE if one is not engine), key=run.busy)
+    """Yields which engine could take a part of the work, or that none can."""
+    if _is_short(run, engine):
+        each = run.busy(engine) / run.times.engines[engine].instructions
+        yield f"an instruction takes {1e9 * each:.0f} ns, most of it to start: larger tiles would help"
+    other = RELIEF[engine]
+    beside = f"{NAMES[other]}, which is busy {_percent(run.busy(other) / run.seconds)}"
     if run.busy(other) < SPARE * run.busy(engine):
         level = (run.busy(engine) + run.busy(other)) / 2
-        yield _would(
-            f"moving work to {NAMES[other]}, which is busy {_percent(run.busy(other) / run.times.seconds)},",
-            run.gain(**{engine.value: level, other.value: level}),
-        )
+        gain = run.gain(**{engine.value: level, other.value: level})
+        yield _would(f"moving work to {beside},", gain)
+    else:
+        yield f"fewer or fused instructions would help, and not moving them to {beside}"
 
 
-def _of_short(run: KernelRun, engine: Engine) -> Iterator[str]:
-    count = run.times.engines[engine].instructions
-    each = run.busy(engine) / count if count else 0.0
-    if 0 < each < SHORT_SECONDS:
-        yield f"an instruction takes {1e9 * each:.0f} ns, most of it to start: larger tiles would help"
+def _is_short(run: KernelRun, engine: Engine) -> bool:
+    """Tells whether most of the time of an engine's instructions is their start."""
+    return run.busy(engine) < SHORT_SECONDS[engine] * run.times.engines[engine].instructions
 
 
 def _would(change: str, gain: float) -> str:
@@ -144,7 +160,7 @@ def _would(change: str, gain: float) -> str:
     return f"{change} would make it at most {faster}"
 
 
-def _joined(text: str, changes: list[str] | Iterator[str]) -> str:
+def _joined(text: str, changes: Iterable[str]) -> str:
     return "; ".join([text, *filter(None, changes)])
 
 
@@ -154,6 +170,8 @@ def _percent(share: float) -> str:
 
 def size(count: float) -> str:
     """Returns a number of bytes with its unit."""
+    if not count:
+        return "0"
     for unit, scale in (("GB", 1e9), ("MB", 1e6)):
         if count >= scale:
             return f"{count / scale:.2f} {unit}"

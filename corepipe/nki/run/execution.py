@@ -29,7 +29,8 @@ from corepipe.nki.run.inputs import (
 from corepipe.nki.run.job import Job
 from corepipe.nki.run.loading import entry_of, function_of, module_of, parameters_of
 from corepipe.nki.run.report import CheckReport, KernelReport
-from corepipe.nki.run.simulate import Result, simulate
+from corepipe.nki.run.simulate import GENERATIONS, Result, simulate
+from corepipe.nki.timing.constants import shipped
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +56,7 @@ def execute(job: Job) -> Execution:
         kernel, *inputs.arguments, target=job.target, values=job.values, grid=job.grid, **inputs.keywords
     )
     check = _checked(job, reference(*inputs.arguments, **inputs.keywords), result) if reference else None
+    frame = 1e-6 * shipped()[GENERATIONS[job.target]].constants.frame_us
     report = KernelReport(
         file=job.file,
         entry=entry,
@@ -62,8 +64,8 @@ def execute(job: Job) -> Execution:
         inputs=reports.arrays(given),
         inputs_digest=digest,
         outputs=reports.arrays({f"output {i}": one for i, one in enumerate(result.outputs)}),
-        **reports.measured(result),
-        advice=advice(KernelRun(result.times, *_sizes(given.values()))),
+        **reports.measured(result, frame),
+        advice=advice(KernelRun(result.times, *_sizes(given.values()), frame)),
         check=check,
     )
     return Execution(report, result)

@@ -26,7 +26,7 @@ class ArrayReport(msgspec.Struct, frozen=True):
 
 
 class EngineReport(msgspec.Struct, frozen=True):
-    """The work of an engine; busy_share is that of the predicted time."""
+    """The work of an engine; busy_share is that of the predicted time without the frame."""
 
     engine: str
     busy_us: float
@@ -83,8 +83,9 @@ class CheckReport(msgspec.Struct, frozen=True):
 class KernelReport(msgspec.Struct, frozen=True, kw_only=True):
     """A run of a kernel.
 
-    low_us, high_us: an interval of the latency; `known` says in words what it rests on.  bound: the engine or
-    the wait that sets the time; advice: what would help.  lines: the slowest first.
+    low_us, high_us: an interval of the latency; `known` says in words what it rests on.  frame_us: the part
+    of the latency that is the start and the end of any kernel.  bound: the engine or the wait that sets the
+    time; advice: what would help.  lines: the slowest first.
     """
 
     file: str
@@ -97,6 +98,7 @@ class KernelReport(msgspec.Struct, frozen=True, kw_only=True):
     low_us: float
     high_us: float
     known: str
+    frame_us: float
     bound: str
     advice: list[str]
     engines: list[EngineReport]
@@ -130,8 +132,11 @@ def _array(name: str, value: Any) -> ArrayReport:
     return ArrayReport(name, value=repr(value)[:80])
 
 
-def measured(result: Result) -> dict[str, Any]:
-    """Returns the fields of a report that are the times, the memory and the findings of a run."""
+def measured(result: Result, frame: float) -> dict[str, Any]:
+    """Returns the fields of a report that are the times, the memory and the findings of a run.
+
+    frame: seconds of the start and the end of any kernel.
+    """
     times, held, moved = result.times, result.memory, result.traffic
     return {
         "latency_us": result.latency_us,
@@ -139,7 +144,8 @@ def measured(result: Result) -> dict[str, Any]:
         "high_us": result.high,
         "known": times.known,
         "bound": times.bound,
-        "engines": _engines(times),
+        "frame_us": 1e6 * frame,
+        "engines": _engines(times, times.seconds - frame),
         "lines": _lines(result.lines),
         "memory": MemoryReport(held.sbuf, held.sbuf_limit, held.psum, held.psum_limit),
         "traffic": TrafficReport(moved.read, moved.written, moved.spilled, moved.reloaded),
@@ -147,11 +153,10 @@ def measured(result: Result) -> dict[str, Any]:
     }
 
 
-def _engines(times: Times) -> list[EngineReport]:
-    total = times.seconds or 1.0
+def _engines(times: Times, total: float) -> list[EngineReport]:
     every = {engine: times.engines.get(engine, EngineTime(0.0, 0)) for engine in Engine}
     return [
-        EngineReport(engine.value, 1e6 * one.busy, one.busy / total, one.instructions)
+        EngineReport(engine.value, 1e6 * one.busy, one.busy / total if one.busy else 0.0, one.instructions)
         for engine, one in every.items()
     ]
 
