@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import inspect
+import re
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
@@ -14,6 +15,8 @@ import pytest
 
 from corepipe import nki
 from corepipe.nki.core.errors import KernelError
+from corepipe.nki.core.recorder import Recorder
+from corepipe.nki.rules.imports import find_imports
 from corepipe.nki.rules.rule import BOTH
 from corepipe.nki.rules.table import RULES
 
@@ -24,17 +27,21 @@ ELSEWHERE = {"two_dialects"}
 
 
 def loaded(dialect: str) -> ModuleType:
-    path = KERNELS / f"{dialect}_rules.py"
+    with nki.installed():
+        return at(KERNELS / f"{dialect}_rules.py")
+
+
+def at(path: Path) -> ModuleType:
+    """Returns the module of a file."""
     spec = importlib.util.spec_from_file_location(path.stem, path)
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
-    with nki.installed():
-        spec.loader.exec_module(module)
+    spec.loader.exec_module(module)
     return module
 
 
-MODULES = {dialect: loaded(dialect) for dialect in BOTH if (KERNELS / f"{dialect}_rules.py").exists()}
+MODULES = {dialect: loaded(dialect) for dialect in BOTH}
 
 
 def rule_of(kernel: str) -> str:
@@ -84,3 +91,56 @@ def test_the_mended_kernel_is_silent(dialect: str, name: str) -> None:
 def test_every_rule_has_a_kernel(dialect: str) -> None:
     rules = {name for name, rule in RULES.items() if dialect in rule.dialects} - ELSEWHERE
     assert rules == {rule_of(name) for where, name in KERNELS_OF if where == dialect}
+
+
+@pytest.mark.parametrize(
+    ("imports", "line"),
+    [
+        ("import numpy as np\nimport nki\nimport neuronxcc.nki.language as nl\n", 3),
+        ("from neuronxcc import nki\nfrom nki import language\n", 1),
+        ("import neuronxcc.nki.language as nl\n", 0),
+        ("import nki.language as nl\n", 0),
+        ("try:\n    import nki\nexcept ImportError:\n    import neuronxcc.nki as nki\n", 0),
+    ],
+)
+def test_a_file_that_imports_both_dialects(tmp_path: Path, imports: str, line: int) -> None:
+    file = tmp_path / "kernel.py"
+    file.write_text(f"{imports}def kernel(x):\n    return x\n")
+    recorder = Recorder("v3", legacy=False)
+    find_imports(recorder, str(file))
+    assert [f.site.line for f in recorder.findings.values()] == ([line] if line else [])
+
+
+def test_a_run_reads_the_imports_of_its_file(tmp_path: Path) -> None:
+    file = tmp_path / "kernel.py"
+    file.write_text(
+        "import nki\nimport nki.language as nl\nimport neuronxcc.nki.language as old\n\n\n"
+        "@nki.jit\ndef kernel(x):\n    y = nl.ndarray(x.shape, x.dtype, buffer=nl.shared_hbm)\n"
+        "    nl.store(y, nl.load(x))\n    return y\n"
+    )
+    with nki.installed():
+        result = nki.simulate(at(file).kernel, np.ones((4, 4), np.float32))
+    assert [(f.rule, f.site.line) for f in result.findings] == [("two_dialects", 3)]
+
+
+SEEN = re.compile(r'(?:refuse|find|found|broken|broken_at)\((?:[\w().]+, )?\s*"(\w+)"')
+
+NOT_OF_THE_DEVICE = {
+    "assignment",
+    "axes",
+    "failed",
+    "grid",
+    "indirect",
+    "missing",
+    "register",
+    "shuffle_mask",
+    "unsupported",
+    "view",
+}
+"""Errors of the simulator, and of calls that have no meaning."""
+
+
+def test_what_a_run_reports_is_in_the_table() -> None:
+    package = Path(nki.__file__).parent
+    names = {n for file in package.rglob("*.py") for n in SEEN.findall(file.read_text())}
+    assert names - NOT_OF_THE_DEVICE <= set(RULES)

@@ -5,13 +5,21 @@ from __future__ import annotations
 from bisect import bisect
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from math import prod
 
 import numpy as np
 
 from corepipe.nki.core.buffers import Box, Buffer, Region, Space
 from corepipe.nki.core.errors import Site
-from corepipe.nki.core.instructions import Event, Instruction, Loop, LoopBegin, LoopEnd, LoopKind, Turn
+from corepipe.nki.core.instructions import (
+    Engine,
+    Event,
+    Instruction,
+    Loop,
+    LoopBegin,
+    LoopEnd,
+    LoopKind,
+    Turn,
+)
 from corepipe.nki.core.recorder import Recorder
 from corepipe.nki.rules.breaking import found
 
@@ -26,16 +34,17 @@ MOST_BOXES = 1024
 class Accesses:
     """The parts of a tensor that the turns of a loop touch, by the first turn that does so.
 
-    written: without reading.  added: by sums, whose order is free.  exposed: read before the same turn has
-    written them.  own: written in the current turn.
+    written: without reading; `loaded`: by transfers alone.  added: by sums, whose order is free.  exposed:
+    read before the same turn has written them.  own: written in the current turn, by the first two axes.
     """
 
     written: dict[Box, tuple[int, Site]] = field(default_factory=dict)
     added: dict[Box, tuple[int, Site]] = field(default_factory=dict)
     exposed: dict[Box, tuple[int, Site]] = field(default_factory=dict)
-    own: dict[Box, int] = field(default_factory=dict)
+    own: dict[Box, set[Box]] = field(default_factory=dict)
     read: bool = False
     rewritten: Site | None = None
+    loaded: bool = True
 
 
 @dataclass(slots=True)
@@ -108,7 +117,7 @@ class _Follower:
         adds = event.accumulates or total is not None
         for region in event.writes:
             if not region.gaps and region.buffer in self.changed:
-                self._written(region, event.site, adds)
+                self._written(event, region, adds)
 
     def _scope(self, buffer: Buffer, site: Site) -> None:
         """Notes a tile that was made in a loop and is read after it, or in a later turn."""
@@ -137,8 +146,9 @@ class _Follower:
                 if frame.loop.kind is LoopKind.AFFINE and earlier.get(box, (frame.turn,))[0] != frame.turn:
                     self._carried(frame, buffer, site)
 
-    def _written(self, region: Region, site: Site, adds: bool) -> None:
-        buffer, box = region.buffer, region.box
+    def _written(self, event: Instruction, region: Region, adds: bool) -> None:
+        buffer, box, site = region.buffer, region.box, event.site
+        transfer = event.engines[0] is Engine.DMA
         for frame in reversed(self.frames):
             if buffer.born > frame.begin:
                 return
@@ -147,9 +157,10 @@ class _Follower:
                 if not _covered(box, accesses.own):
                     accesses.added.setdefault(box, (frame.turn, site))
                 continue
+            accesses.loaded = accesses.loaded and transfer
             if accesses.written.setdefault(box, (frame.turn, site))[0] != frame.turn:
                 accesses.rewritten = accesses.rewritten or site
-            accesses.own[box] = _volume(box)
+            accesses.own.setdefault(box[:2], set()).add(box)
 
     def _ended(self, frame: Frame, at: int) -> None:
         affine = frame.loop.kind is LoopKind.AFFINE
@@ -158,6 +169,7 @@ class _Follower:
                 self._compare(frame, buffer, accesses)
             elif (
                 accesses.rewritten
+                and accesses.loaded
                 and accesses.read
                 and not (accesses.exposed or accesses.added)
                 and buffer.space is not Space.HBM
@@ -195,24 +207,28 @@ def _sum_of(event: Instruction) -> Region | None:
     return next((r for r in event.reads if r == event.writes[0]), None)
 
 
-def _covered(box: Box, own: dict[Box, int]) -> bool:
+def _covered(box: Box, own: dict[Box, set[Box]]) -> bool:
     """Tells whether parts that a turn wrote make up a box; they are taken as disjoint."""
-    if box in own or not own:
-        return box in own
-    shared = 0
-    for other in own:
-        sides = [min(b, d) - max(a, c) for (a, b), (c, d) in zip(box, other, strict=True)]
-        shared += prod(sides) if min(sides) > 0 else 0
-    return shared >= _volume(box)
+    if not own or box in own.get(box[:2], ()):
+        return bool(own)
+    shared = sum(_shared(box, part) for lead, parts in own.items() if _shared(box, lead) for part in parts)
+    return shared >= _shared(box, box)
 
 
-def _volume(box: Box) -> int:
-    return prod(b - a for a, b in box)
+def _shared(box: Box, other: Box) -> int:
+    """Returns how many indices two boxes share, in as many axes as the other has."""
+    found = 1
+    for (a, b), (c, d) in zip(box, other, strict=False):
+        low, high = (a if a > c else c), (b if b < d else d)
+        if low >= high:
+            return 0
+        found *= high - low
+    return found
 
 
 def _conflict(first: dict[Box, tuple[int, Site]], second: dict[Box, tuple[int, Site]]) -> Site | None:
     """Returns the line of a part in `first` that overlaps a part in `second` of another turn."""
-    if not first or not second:
+    if not first or not second or (first is second and len(first) == 1):
         return None
     a, b = list(first.items())[:MOST_BOXES], list(second.items())[:MOST_BOXES]
     one, two = np.array([box for box, _ in a])[:, None], np.array([box for box, _ in b])[None]

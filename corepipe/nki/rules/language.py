@@ -16,13 +16,21 @@ CALLS = (
     Rule("operation", "an engine applies the operations that it has", "", "", API + "supported operators"),
     Rule("operand", "an operand is a tile, a number or what else its instruction takes", "", "", API + "isa"),
     Rule("dtype", "operations on bits take integers", "", "", API + "tensor_scalar"),
-    Rule("mask", "a mask fits the tile that it is for", "", "", ERRORS + "unsupported_expression_in_mask"),
+    Rule(
+        "mask",
+        "a mask fits the tile that it is for",
+        "",
+        "",
+        ERRORS + "unsupported_expression_in_mask",
+        dialects=(LEGACY,),
+    ),
     Rule(
         "value",
         "the values of tiles are not known when a kernel is compiled",
         "",
         "",
         ERRORS + "ambiguous_tensor_truth_value",
+        dialects=(LEGACY,),
     ),
 )
 """Rules of calls: the functions of the dialects and of `isa` check them, and write the messages."""
@@ -84,8 +92,9 @@ TURNS = (
     ),
     Rule(
         "outer_buffer",
-        "a tensor that each turn fills anew is declared in the loop",
-        "{operand} is declared outside of the loop of {loop}, and right in simulators alone",
+        "a tensor that each turn loads anew is declared in the loop; outside of it, users saw it right in "
+        "simulators and wrong on devices",
+        "{operand} is declared outside of the loop of {loop}",
         "declare it in the loop",
         "issue 1045 of aws-neuron-sdk",
         dialects=(LEGACY,),

@@ -18,6 +18,7 @@ from corepipe.nki.dialects.current.types import MemoryRegion
 from corepipe.nki.dialects.kernels import Kernel
 from corepipe.nki.dialects.legacy.tiles import Tile
 from corepipe.nki.rules.findings import examine
+from corepipe.nki.rules.imports import find_imports
 from corepipe.nki.run.loading import site_of
 
 TENSORS = (NkiTensor, Tile)
@@ -51,6 +52,7 @@ def recorded(call: Call, generation: str, values: bool) -> tuple[Recorder, list[
             recorder.flush()
         outputs = _outputs(recorder, result)
         examine(recorder, outputs)
+        find_imports(recorder, call.function.__code__.co_filename)
         return recorder, [view.array().copy() for view in outputs] if values else []
 
 

@@ -13,6 +13,7 @@ from corepipe.nki.core.tensors import whole
 from corepipe.nki.dialects.current import instructions as nisa
 from corepipe.nki.dialects.current.tensor import NkiTensor
 from corepipe.nki.dialects.current.types import MemoryRegion, dtype_of
+from corepipe.nki.rules.memory import check_address
 
 
 def ndarray(
@@ -23,6 +24,7 @@ def ndarray(
     made = _allocated(region, tuple(int(n) for n in shape), dtype_of(dtype), name or "")
     if address is not None:
         made.address = int(address[1])
+        check_address(current(), made, made.address)
     return NkiTensor(whole(made), region, name or "")
 
 
