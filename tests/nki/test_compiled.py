@@ -184,6 +184,25 @@ def halved(k: Kernel) -> None:
         dma_copy(target[i], total)
 
 
+def repeated(turns: int, *, varied: bool = False) -> Callable[[Kernel], None]:
+    """Multiplies two tiles anew in each turn, as mamba_v2 for each state; `varied`: one of them changes."""
+
+    def kernel(k: Kernel) -> None:
+        x, target = k.input(2), k.output(turns)
+        left, right = k.tiles(), k.tiles()
+        dma_copy(left, x[0])
+        dma_copy(right, x[1])
+        for i in k.loop(turns):
+            product, result = k.tiles(), k.tiles()
+            tensor_tensor(product, left, right, "multiply")
+            tensor_scalar(result, product, "maximum", 0.0)
+            if varied:
+                tensor_scalar(left, left, "multiply", 0.5)
+            dma_copy(target[i], result)
+
+    return kernel
+
+
 # Traffic
 
 
@@ -418,17 +437,33 @@ def test_loops_whose_turns_need_others_are_not_fused() -> None:
     assert run(twice(8, 1)).traffic.read == (2 * 8 + 1) * TILE
 
 
+@pytest.mark.parametrize("turns", [6, 40])
+def test_results_that_a_loop_repeats_are_computed_once(turns: int) -> None:
+    found = run(repeated(turns))
+    (product,) = instructions(found, "tensor_tensor")
+    for reader in instructions(found, "tensor_scalar"):
+        assert reader.reads[0].buffer is product.writes[0].buffer
+    assert len(instructions(run(repeated(turns), legacy=False), "tensor_tensor")) > 1
+
+
+def test_results_whose_operands_change_are_computed_again() -> None:
+    assert len(instructions(run(repeated(6, varied=True)), "tensor_tensor")) == 6
+
+
 @pytest.mark.parametrize("rule", PROFILES[True], ids=lambda rule: rule.name)
 def test_each_rule_changes_something(rule: CompilerRule) -> None:
     """Compares bytes, instructions and numbers of blocks with and without it."""
     without = [other for other in PROFILES[True] if other is not rule]
     kernels = [scaled(8, 20), transposed(4, 6), held(80, 20, 10), kept(150), halved, twice(8)]
+
+    kernels = [scaled(8, 20), transposed(4, 6), held(80, 20, 10), kept(150), halved, repeated(6)]
     differences = 0
     for kernel in kernels:
         found, other = run(kernel), run(kernel, rules=without)
         same = [i.writes[0].buffer.space for i in instructions(found)] == [
             i.writes[0].buffer.space for i in instructions(other)
         ]
+        same &= len(instructions(found)) == len(instructions(other))
         differences += found.traffic != other.traffic or found.copies != other.copies or not same
     assert differences
     assert rule.source

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import random
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -16,11 +17,12 @@ from corepipe.nki.core.tensors import View, whole
 from corepipe.nki.isa.tensor import nc_matmul
 from corepipe.nki.isa.transfers import dma_copy
 from corepipe.nki.isa.vector import tensor_copy, tensor_scalar, tensor_tensor
-from corepipe.nki.timing.compiled import place_of
-from corepipe.nki.timing.constants import DOCUMENTED
+from corepipe.nki.timing.compiled import compiled, place_of
+from corepipe.nki.timing.constants import DOCUMENTED, shipped
 from corepipe.nki.timing.costs import Costs
 from corepipe.nki.timing.queues import Queues
 from corepipe.nki.timing.queues_memory import Buffers
+from corepipe.nki.timing.timed import simulated as simulated_by
 from corepipe.nki.timing.timed import timed
 
 AFFINE = LoopKind.AFFINE
@@ -285,6 +287,40 @@ def test_operands_of_turns_that_were_left_out_count_as_written() -> None:
     spans = simulated(recorder.stream).spans
     loads = [s for s in spans if s.engine is Engine.DMA]
     assert spans[-1].start >= loads[-1].end
+
+
+def crowd(recorder: Recorder, turns: int) -> None:
+    """Tiles of 64 KiB a partition, of which SBUF holds two at a time, but not the three of a turn."""
+    shape = (128, 16384)
+    source = whole(recorder.give("x", np.zeros((turns, *shape), np.float32)))
+    target = whole(recorder.allocate(Space.HBM, (turns, *shape), np.float32))
+    for i in recorder.loop(AFFINE, range(turns)):
+        tiles = [whole(recorder.allocate(Space.SBUF, shape, np.float32, name=f"t{n}")) for n in range(3)]
+        dma_copy(tiles[0], source[i])
+        for one, other in itertools.pairwise(tiles):
+            tensor_scalar(other, one, "maximum", 0.0)
+        dma_copy(target[i], tiles[-1])
+
+
+def crowded_times(turns: int, *, every_turn: bool) -> tuple[float, float]:
+    """Returns seconds, and those of a core with memory for all tiles."""
+    recorder = Recorder("v2", legacy=True, values=False, whole=every_turn)
+    with recording(recorder):
+        crowd(recorder, turns)
+    made = compiled(recorder)
+    roomy = replace(made, memory=replace(made.memory, sbuf_limit=1 << 30))
+    one, other = (simulated_by(found, recorder, shipped()["v2"]).seconds for found in (made, roomy))
+    return one, other
+
+
+def test_tensors_that_do_not_fit_beside_one_another_wait_for_memory() -> None:
+    seconds, roomy = crowded_times(10, every_turn=True)
+    assert seconds > roomy
+
+
+def test_extrapolated_loops_share_memory_as_whole_ones_do() -> None:
+    short, full = (crowded_times(40, every_turn=every) for every in (False, True))
+    assert short == pytest.approx(full, rel=0.01)
 
 
 def test_a_recorded_kernel_compiles_and_is_timed() -> None:

@@ -16,12 +16,14 @@ from corepipe.nki.timing.placement import copies, to_psum
 from corepipe.nki.timing.profile import (
     FUSED_LOOPS,
     MOVED_LOADS,
+    MOVED_RESULTS,
     PROFILES,
     PSUM_RESULTS,
     ROTATION,
     SPILLS,
     CompilerRule,
 )
+from corepipe.nki.timing.results import without_repeats
 from corepipe.nki.timing.spills import absences
 from corepipe.nki.timing.times import Memory, Traffic
 from corepipe.nki.timing.transfers import Changes, Transfers, traffic
@@ -57,14 +59,15 @@ def compiled(recorder: Recorder, rules: Sequence[CompilerRule] | None = None) ->
     Legacy kernels are rearranged; current ones run as they are written.  Raises KernelError for one of those
     that needs more memory than there is.
     """
-    program = scanned(recorder.stream)
+    names = frozenset(rule.name for rule in (PROFILES[recorder.legacy] if rules is None else rules))
+    once = MOVED_RESULTS.name in names
+    program = scanned(without_repeats(recorder.stream) if once else recorder.stream)
     limit = LIMITS[recorder.generation]
     sbuf, sbuf_peak = peak(program, in_space(program, Space.SBUF))
     psum, psum_peak = peak(program, in_space(program, Space.PSUM))
     memory = Memory(sbuf, psum, limit, PSUM_LIMIT, sbuf_peak, psum_peak)
     check_memory(recorder, Space.SBUF, sbuf, limit)
     check_memory(recorder, Space.PSUM, psum, PSUM_LIMIT)
-    names = frozenset(rule.name for rule in (PROFILES[recorder.legacy] if rules is None else rules))
     changes = Changes()
     if FUSED_LOOPS.name in names:
         program, changes.gone = fuse(program)

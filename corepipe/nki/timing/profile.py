@@ -41,6 +41,13 @@ MOVED_TRANSPOSES = CompilerRule(
     COUNTERS + ": transpose_flops",
     ("bmm", "bmm_softmax"),
 )
+MOVED_RESULTS = CompilerRule(
+    "moved_results",
+    "a tensor_tensor whose operands are the same in all turns of a loop is executed once, if its result fits "
+    "in a bank of PSUM",
+    "NKI tutorial fused_mamba, SDK 2.26: times of mamba_v2 and mamba_v3 by length",
+    ("mamba_v2", "mamba_v3"),
+)
 LARGE_TENSORS = CompilerRule(
     "large_tensors",
     "a tensor of more than half of SBUF that is gone through again and again, and does not fit beside "
@@ -70,7 +77,16 @@ ROTATION = CompilerRule(
 )
 
 PROFILES = {
-    True: (FUSED_LOOPS, MOVED_LOADS, MOVED_TRANSPOSES, LARGE_TENSORS, SPILLS, PSUM_RESULTS, ROTATION),
+    True: (
+        MOVED_RESULTS,
+        FUSED_LOOPS,
+        MOVED_LOADS,
+        MOVED_TRANSPOSES,
+        LARGE_TENSORS,
+        SPILLS,
+        PSUM_RESULTS,
+        ROTATION,
+    ),
     False: (ROTATION,),
 }
 """Rules of the legacy dialect's compiler (True) and of the current one's, which keeps programs as written."""

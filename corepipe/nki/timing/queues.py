@@ -11,11 +11,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from corepipe.nki.core.buffers import Space
+from corepipe.nki.core.buffers import Buffer, Space
 from corepipe.nki.core.instructions import Engine, Event, Instruction, LoopEnd, Skip, Turn
 from corepipe.nki.timing.costs import DMA_END, DMA_START, TABLE_LOAD, Costs, table
 from corepipe.nki.timing.queues_lanes import Lane
-from corepipe.nki.timing.queues_memory import Buffers, Part, Rotation, Uses
+from corepipe.nki.timing.queues_memory import Block, Buffers, Part, Rotation, Uses
+from corepipe.nki.timing.queues_room import Key
 from corepipe.nki.timing.times import Span
 
 
@@ -43,24 +44,33 @@ class Mark:
     end: float
     free: dict[Lane, float]
     sums: dict[object, float]
-    taken: dict[Rotation, int]
+    taken: dict[Rotation, tuple[int, int]]
     used: int
 
 
 class Queues:
     """A simulation of the engines of one NeuronCore.  `run` takes the stream; the rest are its results.
 
+    ends: the blocks that each instruction, by its id, is the last to use.
     sums: nanoseconds by `("busy", engine)`, by a line's site, and by `("wait", engine, cause)`; numbers of
     instructions by `("count", engine)`.
     """
 
-    def __init__(self, costs: Costs, buffers: Buffers, *, reorders: bool) -> None:
+    def __init__(
+        self,
+        costs: Costs,
+        buffers: Buffers,
+        *,
+        reorders: bool,
+        ends: Mapping[int, Sequence[tuple[Buffer, Key | None]]] | None = None,
+    ) -> None:
+        self._ends = ends or {}
         self._costs, self._core, self._buffers = costs, costs.core, buffers
         self._lanes = {engine: Lane(reorders or engine is Engine.DMA) for engine in Engine}
         self._issue = {True: Lane(reorders=True), False: Lane(reorders=True)}
         self._table = ""
         self._marks: dict[int, list[Mark]] = {}
-        self._used: list[Part] = []
+        self._used: list[tuple[Block, Part]] = []
         self._end = 0.0
         self.sums = Sums()
         self.spans: list[Span] = []
@@ -90,7 +100,7 @@ class Queues:
             self._end,
             {lane: lane.free for lane in self._all_lanes()},
             dict(self.sums.values),
-            {rotation: rotation.taken for rotation in self._buffers.rotations.values()},
+            self._buffers.state(),
             len(self._used),
         )
 
@@ -99,37 +109,31 @@ class Queues:
         yield from self._issue.values()
 
     def _skip(self, marks: Sequence[Mark], left_out: int) -> None:
-        """Repeats the mean of the last two turns: on each queue, and in memory that is used in turn."""
+        """Repeats the mean of the last two turns: on each queue, and in memory that is used in turn.
+
+        A queue that ran ahead until it had to wait moved on by more than it will, but no queue is faster than
+        the end of all; one that moves too little waits in the turn that follows.
+        """
         before, last = marks[-2:] if len(marks) > 1 else (marks[-1], marks[-1])
         times = left_out / (2 if len(marks) > 1 else 1)
+        steady = self._end - before.end
+        if len(marks) > 2:  # a turn in which queues catch up is none that repeats
+            steady = min(steady, last.end - marks[-3].end)
         passed = {}
         for engine, lane in self._lanes.items():
             key = ("busy", engine)
             busy = self.sums.values.get(key, 0.0) - before.sums.get(key, 0.0)
-            passed[engine] = lane.repeat(
-                times * busy, times * self._pace(lane, before, last, busy), last.free[lane]
-            )
+            pace = min(lane.free - before.free[lane], max(busy, steady))
+            passed[engine] = lane.repeat(times * busy, times * pace, last.free[lane])
         for lane in self._issue.values():
-            lane.free += times * self._pace(lane, before, last, 0.0)
+            lane.free += times * min(lane.free - before.free[lane], steady)
         self.sums.repeat(before.sums, times)
-        for part in self._carried(before.used, last.used):
-            part.shift(passed)
-        for rotation in self._buffers.rotations.values():
-            count = rotation.taken - before.taken.get(rotation, 0)
-            rotation.repeat(round(times * count), passed)
-
-    def _pace(self, lane: Lane, before: Mark, last: Mark, busy: float) -> float:
-        """Returns the time by which a queue moves on in two turns.
-
-        A queue that ran ahead until it had to wait moved on by more, but no queue is faster than the end of
-        all.
-        """
-        turn = 2 * (lane.free - last.free[lane])
-        return min(lane.free - before.free[lane], max(turn, busy, self._end - before.end))
-
-    def _carried(self, first: int, second: int) -> Iterable[Part]:
-        """Returns the parts that were used in both of two turns, such as sums and states."""
-        return set(self._used[first:second]).intersection(self._used[second:])
+        earlier, later = self._used[before.used : last.used], self._used[last.used :]
+        for part in {part for _, part in earlier}.intersection(part for _, part in later):
+            part.shift(passed)  # sums and states, which every turn uses
+        for block in {block for block, _ in later if block.followers}:
+            block.follow(passed)
+        self._buffers.repeat(before.taken, times, passed, before.end)
 
     # One instruction
 
@@ -146,7 +150,7 @@ class Queues:
         lane.take(at, interval)
         if engine is Engine.SCALAR:
             self._table = table(instruction) or self._table
-        self._finish(uses, engine, at + interval, end)
+        self._finish(instruction, uses, engine, at + interval, end)
         self._note(instruction, engine, at, interval, end)
 
     def _choices(
@@ -181,13 +185,20 @@ class Queues:
         if at > free:
             self.sums.add(("wait", Engine.DMA, cause), at - free)
         done = max(done, at + transfer.alone)
-        self._finish(uses, Engine.DMA, done, done + DMA_END)
+        self._finish(instruction, uses, Engine.DMA, done, done + DMA_END)
         self._note(instruction, Engine.DMA, at, transfer.work, done + DMA_END)
 
-    def _finish(self, uses: Uses, engine: Engine, free: float, end: float) -> None:
+    def _finish(self, instruction: Instruction, uses: Uses, engine: Engine, free: float, end: float) -> None:
         uses.done(engine, free, end)
+        for buffer, key in self._ends.get(id(instruction), ()):
+            self._buffers.leave(buffer, key)
+        if instruction.details.get("kind") == "spilled" and self._ends:
+            for region in instruction.reads:
+                self._buffers.leave(
+                    region.buffer, tuple(low for low, _ in region.box[: region.buffer.blocks])
+                )
         if self._marks:
-            self._used.extend(part for _, _, part in (*uses.reads, *uses.writes))
+            self._used.extend((block, part) for _, block, part in (*uses.reads, *uses.writes))
 
     def _note(self, instruction: Instruction, engine: Engine, at: float, busy: float, end: float) -> None:
         """Adds an instruction to the sums and to the spans."""

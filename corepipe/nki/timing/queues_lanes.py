@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-KEPT_GAPS = 12
+KEPT_GAPS = 40
 """Idle periods of an engine that a later instruction may still fill."""
 
 SHORTEST_GAP = 20.0

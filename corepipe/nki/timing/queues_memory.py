@@ -13,6 +13,7 @@ from math import prod
 from corepipe.nki.core.buffers import Box, Buffer, Region, Space
 from corepipe.nki.core.instructions import Engine, Instruction
 from corepipe.nki.timing.compiled import Place, place_of
+from corepipe.nki.timing.queues_room import Room
 
 MANY_PARTS = 48
 """Parts of a block that are kept apart; with more the block counts as one."""
@@ -51,7 +52,8 @@ class Block:
     """A block of a buffer: its parts, by box.
 
     disjoint: no two of them overlap.  held: it has been written and takes memory.  last, user: the end of its
-    last use, and the engine that used it.
+    last use, and the engine that used it.  followers: blocks that stand for those of the turns after it,
+    which were left out.
     """
 
     parts: dict[Box, Part] = field(default_factory=dict)
@@ -59,6 +61,13 @@ class Block:
     held: bool = False
     last: float = 0.0
     user: Engine | None = None
+    followers: list[Block] = field(default_factory=list)
+
+    def follow(self, passed: Mapping[Engine, float]) -> None:
+        """Spreads the uses of the blocks that follow over the turns that were left out."""
+        for i, block in enumerate(self.followers, 1):
+            if self.user is not None:
+                block.used(self.last + passed[self.user] * i / len(self.followers), self.user)
 
     def used(self, until: float, engine: Engine) -> None:
         """Notes a use."""
@@ -134,13 +143,14 @@ class Tracked:
     """A buffer: its blocks by their indices, and when and by which engine it was written last.
 
     rotation: the blocks that hold its memory in turn, shared by buffers that are allocated at one place.
-    unseen: stands for the blocks of turns that were left out.
+    unseen: stands for the blocks of turns that were left out.  hidden: their number, where they stay.
     """
 
     buffer: Buffer
     rotation: Rotation | None
     blocks: dict[tuple[int, ...], Block] = field(default_factory=dict)
     unseen: Block = field(default_factory=Block)
+    hidden: int = 0
     written: float = 0.0
     writer: Engine | None = None
 
@@ -167,36 +177,34 @@ def _inside(key: tuple[int, ...], box: Box) -> bool:
 class Rotation:
     """Memory for `copies` blocks, used in turn: a new block waits until the one before it is done with.
 
-    owner: the buffer of the newest block.  taken: blocks so far.
+    owner, newest: the newest block and its buffer.  taken: blocks so far.  kept: those that occupy shared
+    memory now.
     """
 
     copies: int
     held: dict[int, Block] = field(default_factory=dict)
     owner: Tracked | None = None
+    newest: Block | None = None
     taken: int = 0
+    kept: int = 0
 
     def take(self, tracked: Tracked, block: Block) -> float:
         """Gives a block its memory and returns when that is free."""
-        self.owner = tracked
+        self.owner, self.newest = tracked, block
         before = self.held.get(self.taken % self.copies)
         self.held[self.taken % self.copies] = block
         self.taken += 1
         return before.last if before is not None else 0.0
 
     def repeat(self, count: int, passed: Mapping[Engine, float]) -> None:
-        """Takes memory for so many blocks of turns that were left out.
-
-        Blocks of one buffer are used as long as it is; a buffer of a turn is done with when the turn is.
-        """
-        if self.owner is None:
+        """Takes memory for so many blocks of turns that were left out, which follow the newest one."""
+        newest = self.newest
+        if newest is None or not count:
             return
+        newest.followers = [Block() for _ in range(count)]
+        newest.follow(passed)
         for i in range(max(0, count - self.copies), count):
-            one = self.owner.unseen
-            if len(self.owner.blocks) == 1:
-                (seen,) = self.owner.blocks.values()
-                moved = passed[seen.user] * (i + 1) / count if seen.user else 0.0
-                one = Block(last=seen.last + moved, user=seen.user)
-            self.held[(self.taken + i) % self.copies] = one
+            self.held[(self.taken + i) % self.copies] = newest.followers[i]
         self.taken += count
 
 
@@ -252,11 +260,13 @@ class Buffers:
 
     copies: the number of blocks that exist at a time, by the place where their buffers are allocated; where
     it says nothing, no block waits for another.  read: buffers in HBM that the kernel reads; only these are
-    followed.
+    followed.  room: SBUF, where tensors share it.
     """
 
-    def __init__(self, copies: Mapping[Place, int], read: Iterable[Buffer] = ()) -> None:
-        self._copies = copies
+    def __init__(
+        self, copies: Mapping[Place, int], read: Iterable[Buffer] = (), room: Room | None = None
+    ) -> None:
+        self._copies, self._room = copies, room
         self._followed = {id(b) for b in read if not b.given}
         self._tracked: dict[int, Tracked | None] = {}
         self.rotations: dict[Place, Rotation] = {}
@@ -307,10 +317,57 @@ class Buffers:
                 block = tracked.blocks[key] = Block()
             if not block.held:
                 block.held = True
-                if tracked.rotation is not None:
-                    uses.buffer = max(uses.buffer, tracked.rotation.take(tracked, block))
+                uses.buffer = max(uses.buffer, self._take(tracked, block))
             for part in block.overlapping(box):
                 uses.buffer = max(uses.buffer, part.read)
                 if not (instruction.accumulates and part.writer is Engine.TENSOR):  # PSUM adds in order
                     uses.needs(part)
             uses.writes.append((tracked, block, block.write(box)))
+
+    def _take(self, tracked: Tracked, block: Block) -> float:
+        """Gives a block its memory and returns when that is free."""
+        free, buffer, rotation = 0.0, tracked.buffer, tracked.rotation
+        if rotation is not None:
+            free = rotation.take(tracked, block)
+            if self._room is not None and buffer.space is Space.SBUF:
+                rotation.kept += 1
+                free = max(free, self._room.take(buffer.partition_bytes))
+        return free
+
+    def leave(self, buffer: Buffer, key: tuple[int, ...] | None) -> None:
+        """Takes back the memory of a block that nobody uses any more; None: of all that were left out."""
+        tracked = self.tracked(buffer)
+        if self._room is None or tracked is None or tracked.rotation is None:
+            return
+        size = float(buffer.partition_bytes)
+        if key is None:
+            tracked.rotation.kept -= tracked.hidden
+            self._room.leave(size * tracked.hidden, tracked.unseen.last, tracked.unseen.user)
+            tracked.hidden = 0
+        elif (block := tracked.blocks.get(key)) is not None and block.held:
+            block.held = False
+            tracked.rotation.kept -= 1
+            self._room.leave(size, block.last, block.user)
+
+    def state(self) -> dict[Rotation, tuple[int, int]]:
+        """Returns for each rotation the blocks that it took so far, and those that occupy shared memory."""
+        return {r: (r.taken, r.kept) for r in self.rotations.values()}
+
+    def repeat(
+        self,
+        before: Mapping[Rotation, tuple[int, int]],
+        times: float,
+        passed: Mapping[Engine, float],
+        since: float,
+    ) -> None:
+        """Takes memory as often as since `before`, so many times, for blocks of turns that were left out."""
+        for rotation in self.rotations.values():
+            taken, kept = before.get(rotation, (0, 0))
+            more = round(times * (rotation.kept - kept))
+            if self._room is not None and more > 0 and rotation.owner is not None:
+                rotation.owner.hidden += more
+                rotation.kept += more
+                self._room.take(more * float(rotation.owner.buffer.partition_bytes))
+            rotation.repeat(round(times * (rotation.taken - taken)), passed)
+        if self._room is not None:
+            self._room.repeat(since, passed)

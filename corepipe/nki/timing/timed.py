@@ -13,6 +13,7 @@ from corepipe.nki.timing.constants import Fitted, shipped
 from corepipe.nki.timing.costs import Costs
 from corepipe.nki.timing.queues import Queues
 from corepipe.nki.timing.queues_memory import Buffers
+from corepipe.nki.timing.queues_room import Room, crowded, last_uses
 from corepipe.nki.timing.times import EngineTime, Times, Traffic
 
 BUSY_SHARE = 0.8
@@ -39,9 +40,17 @@ def timed(recorder: Recorder) -> Times:
 
 def simulated(found: Compiled, recorder: Recorder, fitted: Fitted) -> Queues:
     """Runs a compiled kernel through the queues of its core."""
-    read = {id(r.buffer): r.buffer for e in found.stream if isinstance(e, Instruction) for r in e.reads}
-    buffers = Buffers(found.copies, read.values())
-    queues = Queues(Costs(recorder.generation, fitted.constants), buffers, reorders=recorder.legacy)
+    instructions = [event for event in found.stream if isinstance(event, Instruction)]
+    read = {id(r.buffer): r.buffer for i in instructions for r in i.reads}
+    used = read | {id(r.buffer): r.buffer for i in instructions for r in i.writes}
+    shared = crowded(found, used.values())
+    room = Room(float(found.memory.sbuf_limit)) if shared else None
+    queues = Queues(
+        Costs(recorder.generation, fitted.constants),
+        Buffers(found.copies, read.values(), room),
+        reorders=recorder.legacy,
+        ends=last_uses(instructions) if shared else None,
+    )
     queues.run(found.stream)
     return queues
 
