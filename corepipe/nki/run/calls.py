@@ -61,8 +61,11 @@ def is_legacy(call: Call) -> bool:
     if isinstance(call.kernel, Kernel):
         return call.kernel.legacy
     code = call.function.__code__
-    modules = [getattr(v, "__name__", "") for v in call.function.__globals__.values()]
-    return any(name.startswith("neuronxcc") for name in (*modules, *code.co_names))
+    modules = [str(getattr(v, "__name__", "")) for v in call.function.__globals__.values()]
+    names = (*modules, *code.co_names)
+    return any(name.startswith("neuronxcc") for name in names) and not any(
+        name.startswith("nki.") for name in names
+    )
 
 
 def _given(recorder: Recorder, value: Any, name: str = "") -> Any:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from inspect import signature
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -214,6 +215,13 @@ def dma_transpose(
     name: Any = None,
 ) -> NkiInstruction:
     transfers.dma_transpose(_view("dst", dst), _view("src", src), axes, dge_mode.name)
+    return DONE
+
+
+def core_barrier(data: Any, cores: Any, engine: Any = EngineName.gpsimd, name: Any = None) -> NkiInstruction:
+    """Does nothing on one core.  Raises KernelError where a kernel has more programs."""
+    if prod(current().grid) > 1:
+        raise current().refuse("missing", "nisa.core_barrier is not simulated: it joins two cores")
     return DONE
 
 

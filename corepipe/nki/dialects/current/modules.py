@@ -22,7 +22,7 @@ MANY = "collectives join several cores, and one is simulated"
 UNTIMED = "no cost of it is known"
 
 REFUSED: Mapping[str, str] = {
-    **dict.fromkeys(("sendrecv", "core_barrier"), TWO_CORES),
+    "sendrecv": TWO_CORES,
     **dict.fromkeys(("nc_matmul_mx", "quantize_mx"), MX),
     **dict.fromkeys(("rng", "dropout", "set_rng_seed", "rand_set_state", "rand_get_state", "rand2"), RANDOM),
     **dict.fromkeys(("activate2", "exponential", "nonzero_with_count", "topk"), UNTIMED),

@@ -90,5 +90,5 @@ def modules(runner: Runner) -> dict[str, dict[str, Any]]:
         "neuronxcc.nki.language": language.names(),
         "neuronxcc.nki.isa": _isa(),
         "neuronxcc.nki.compiler": _compiler(),
-        "neuronxcc.nki.typing": {"tensor": TensorType},
+        "neuronxcc.nki.typing": {"tensor": TensorType, "mutable_tensor": TensorType},
     }
