@@ -101,7 +101,10 @@ def test_answers_scan_as_a_prompt_of_one_row_does() -> None:
 @pytest.mark.parametrize(
     ("contract", "sizes", "name", "reference", "given"),
     [
+        (PROMPT, (24, 8), "attention", "reference", 3),
+        (DECODE, (3, 40), "attention", "decode_reference", 3),
         (ScanContract(FP32, 4, 1, 8, 16), (24, 0), "scan", "reference", 5),
+        (MIXTURE, (9, 0), "experts", "reference", 5),
     ],
 )
 def test_the_shipped_kernels_mean_the_same(

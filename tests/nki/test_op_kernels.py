@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
-from dataclasses import replace
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -26,13 +26,15 @@ from corepipe.simulation.simulate import SimulationConfig, simulate
 from corepipe.simulation.simulate import run as simulated
 from corepipe.workload.workload import Segment, Session, Turn, Workload
 from tests.nki import op_files
+from tests.parity import expected
 from tests.servers import TINY, run, served
 from tests.simulation.simulations import bytes_of, limits, workload
 
+EXAMPLES = Path(__file__).parents[2] / "examples" / "nki"
 DEVICE = ("--instance", "trn1.2xlarge", "--pipeline", "1", "--tensor", "1", "--data", "1")
 ONE_CORE: dict[str, Any] = {"pipeline": 1, "tensor": 1, "data": 1}
 BF16 = FORMATS["bf16"]
-SMALL = ("--max-model-len", "128", "--max-num-seqs", "2", "--max-num-batched-tokens", "128")
+SMALL = ("--max-model-len", "128", "--max-num-seqs", "1", "--max-num-batched-tokens", "128")
 PROFILED = ("profile", str(TINY), *DEVICE, "--input-len", "64", "--batch", "2", "--json")
 
 
@@ -173,31 +175,82 @@ def load() -> Workload:
     return Workload(sessions, requests=1)
 
 
-def test_a_server_at_the_devices_pace_a_simulation_and_a_profile_agree(norms: Path) -> None:
-    """The server runs the kernel while it starts, and never again."""
-    kernel, runs = f"rmsnorm={norms}:counted", norms.with_name("norms.py.runs")
-    with served(TINY, *DEVICE, *SMALL, "--dtype", "bf16", "--clock", "device", "--kernel", kernel) as server:
-        started = runs.read_text()
-        body = {"prompt": [5] * PROMPT, "max_tokens": ANSWER, "ignore_eos": True, "device_metrics": True}
-        told = server.post("/v1/completions", json={"model": server.model, **body}).json()["corepipe"]
-        placed = server.get("/v1/placement").json()
-        assert runs.read_text() == started != ""
-    assert [one["kernel"] for one in placed["kernels"]] == [kernel]
-    options: dict[str, Any] = {"max_model_len": 128, "max_num_seqs": 2, "max_num_batched_tokens": 128}
-    config = EngineConfig(
-        model=str(TINY), instance="trn1.2xlarge", format="bf16", kernels=(kernel,), **ONE_CORE, **options
-    )
-    report = simulate(SimulationConfig(config), load())
-    (first,), (last,) = report.requests["first_at"], report.requests["last_at"]
+@dataclass(frozen=True)
+class Bridged:
+    """A model on a device that is emulated in three ways, with kernels for its Ops."""
+
+    model: Path
+    kernels: tuple[str, ...]
+
+    @property
+    def flags(self) -> list[str]:
+        return [word for kernel in self.kernels for word in ("--kernel", kernel)]
+
+    def served(self) -> tuple[dict[str, Any], list[str]]:
+        """Returns what a server at the device's pace says of a request, and the kernels that it has."""
+        paced = (*DEVICE, *SMALL, "--dtype", "bf16", "--clock", "device", *self.flags)
+        with served(self.model, *paced) as server:
+            started = runs_of(self.kernels)
+            body = {"prompt": [5] * PROMPT, "max_tokens": ANSWER, "ignore_eos": True, "device_metrics": True}
+            answer = server.post("/v1/completions", json={"model": server.model, **body}).json()
+            placed = server.get("/v1/placement").json()
+            assert runs_of(self.kernels) == started  # none has run since the start
+        return answer["corepipe"], [one["kernel"] for one in placed["kernels"]]
+
+    def simulated(self) -> tuple[float, float]:
+        """Returns the seconds to the first token, and for each that follows."""
+        limited = {"max_model_len": 128, "max_num_seqs": 1, "max_num_batched_tokens": 128}
+        given = {"instance": "trn1.2xlarge", "format": "bf16", "kernels": self.kernels, **ONE_CORE, **limited}
+        config = EngineConfig.model_validate({"model": str(self.model), **given})
+        requests = simulate(SimulationConfig(config), load()).requests
+        (start,), (end,) = requests["first_at"], requests["last_at"]
+        return float(start), float(end - start) / (ANSWER - 1)
+
+    def profiled(self) -> tuple[float, float]:
+        """Returns the seconds of a prompt's step, and of the first decode step."""
+        sizes = ("--batch", 1, "--input-len", PROMPT, "--output-steps", 1, "--max-model-len", 128, "--json")
+        done = run("profile", self.model, *DEVICE, "--profile", "vllm-neuron", *sizes, *self.flags)
+        prompt, token = (step["seconds"] for step in json.loads(done.stdout)["steps"])
+        return prompt, token
+
+
+def small_mamba2(folder: Path) -> Path:
+    """Writes a recurrent model, with the tokenizer of another."""
+    for file in TINY.glob("tokenizer*"):
+        (folder / file.name).write_bytes(file.read_bytes())
+    return expected.load("mamba2").write(folder)
+
+
+def runs_of(kernels: Sequence[str]) -> list[str]:
+    """Returns the notes of the kernels that count their runs."""
+    files = [Path(kernel.partition("=")[2].rpartition(":")[0] + ".runs") for kernel in kernels]
+    return [file.read_text() for file in files if file.exists()]
+
+
+@pytest.mark.parametrize("name", ["norms", "attention", "scan"])
+def test_a_server_at_the_devices_pace_a_simulation_and_a_profile_agree(
+    name: str, norms: Path, tmp_path: Path
+) -> None:
+    """The server runs kernels while it starts, and never again."""
+    attention, scan = EXAMPLES / "attention.py", EXAMPLES / "scan.py"
+    cases = {
+        "norms": (TINY, (f"rmsnorm={norms}:counted",)),
+        "attention": (
+            TINY,
+            (f"attention={attention}:attention_prompt", f"attention-decode={attention}:attention_decode"),
+        ),
+        "scan": (small_mamba2(tmp_path), (f"scan={scan}:scan_5",)),
+    }  # fmt: skip
+    case = Bridged(*cases[name])
+    told, kernels = case.served()
+    assert tuple(kernels) == case.kernels
+    assert (runs_of(case.kernels) != []) is (name == "norms")
+    first, each = case.simulated()
     assert told["time_to_first_token_ms"] == pytest.approx(1e3 * first, rel=1e-9)
-    assert told["time_per_output_token_ms"] == pytest.approx(1e3 * (last - first) / (ANSWER - 1), rel=1e-9)
-    profiled = run(
-        "profile", str(TINY), *DEVICE, "--profile", "vllm-neuron", "--batch", "1", "--input-len", PROMPT,
-        "--output-steps", "1", "--max-model-len", "128", "--json", "--kernel", kernel,
-    )  # fmt: skip
-    prompt, answer = (step["seconds"] for step in json.loads(profiled.stdout)["steps"])
+    assert told["time_per_output_token_ms"] == pytest.approx(1e3 * each, rel=1e-9)
+    prompt, token = case.profiled()
     assert prompt == pytest.approx(first, rel=1e-9)
-    assert answer == pytest.approx((last - first) / (ANSWER - 1), rel=0.02)
+    assert token == pytest.approx(each, rel=0.02)
 
 
 def test_the_loop_that_serves_and_its_native_version_agree(norms: Path) -> None:

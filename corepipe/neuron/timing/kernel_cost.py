@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
@@ -49,6 +49,11 @@ class KernelAxis:
             found.append(found[-1] * self.factor)
         return found
 
+    def needed(self, most: float) -> list[int]:
+        """Returns the sizes from which the times of all sizes up to `most` are interpolated."""
+        knots = self.up_to(most)
+        return knots[: bisect_left(knots, most) + 1]
+
     def weights(self, size: float) -> list[tuple[int, float]]:
         """Returns the neighbours of a size with the weights of their times; only those that count."""
         knots = self.up_to(size)
@@ -80,8 +85,8 @@ class KernelCurve:
 
     def settle(self, most: float, most_of_second: float) -> None:
         """Simulates the kernel at all sizes that are needed up to these; no kernel runs after that."""
-        seconds = [0] if self._second is None else self._second.up_to(most_of_second)
-        for x in self._first.up_to(most):
+        seconds = [0] if self._second is None else self._second.needed(most_of_second)
+        for x in self._first.needed(most):
             for y in seconds:
                 self._at(x, y)
         self._settled = True
