@@ -262,7 +262,7 @@ def scan_5(x, dt, a, b, c):
 
 
 def of_group(step, earlier, later, identity, blocks, products):
-    """Returns the weights [from, head, to] of a group of heads; the exponents are sums that TensorE adds up."""
+    """Returns the weights [from, head, to] of a group of heads; TensorE adds up their exponents."""
     group = step.shape[1]
     minus = nisa.activation(op=nl.copy, data=nisa.nc_matmul(step, earlier), scale=-1.0)  # [head, from]
     exponents = nl.zeros((nl.par_dim(CHUNK), group * CHUNK), dtype=nl.float32, buffer=nl.psum)
