@@ -67,7 +67,7 @@ def nc_matmul(
     )
     if recorder.values:
         product = _product(stationary, moving, rows, exact=is_transpose and recorder.generation != "v2")
-        stored(product.reshape(dst.shape) + _held(dst, accumulate) if adds else product, dst)
+        stored(product.reshape(dst.shape) + _held(dst, accumulate and not recorder.legacy) if adds else product, dst)
     return instruction
 
 
@@ -115,9 +115,10 @@ def _adds(recorder: Recorder, dst: View, accumulate: bool | None, is_transpose: 
     return adds
 
 
-def _held(dst: View, accumulate: bool | None) -> Array:
-    """Returns what a destination holds, 0 where a first write overwrites."""
-    if accumulate:
+def _held(dst: View, whole: bool | None) -> Array:
+    """Returns what a destination holds, or unless it is wanted whole, 0 where nothing was written: there the
+    first product of a sum overwrites."""
+    if whole:
         return computed(dst)
     held, written = dst.array().astype(np.float32), dst.written()
     return held if written is None else np.where(written, held, np.float32(0))

@@ -54,7 +54,7 @@ def instruction(function: Callable[..., Any], *unused: str) -> Callable[..., Nki
     """
 
     def called(*positional: Any, **named: Any) -> NkiInstruction:
-        for name in ("name", *unused):
+        for name in ("name", "dtype", *unused):  # the type is the destination's; version 0.2 repeats it
             named.pop(name, None)
         given = [_given(a) for a in positional], {name: _given(a) for name, a in named.items()}
         try:
