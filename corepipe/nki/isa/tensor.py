@@ -67,7 +67,9 @@ def nc_matmul(
     )
     if recorder.values:
         product = _product(stationary, moving, rows, exact=is_transpose and recorder.generation != "v2")
-        stored(product.reshape(dst.shape) + _held(dst, accumulate and not recorder.legacy) if adds else product, dst)
+        if adds:
+            product = product.reshape(dst.shape) + _held(dst, accumulate and not recorder.legacy)
+        stored(product, dst)
     return instruction
 
 
