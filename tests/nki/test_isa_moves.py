@@ -125,6 +125,17 @@ def test_gathers_within_a_partition_and_within_sixteen() -> None:
             partitions.nc_n_gather(dst, core.put(x), core.put(own))
 
 
+def test_places_of_elements_that_are_not_zero() -> None:
+    x = np.random.default_rng(15).integers(0, 2, (32, 9)).astype(np.float32)
+    with bench() as core:
+        dst = core.put(np.full((32, 10), 99, np.int32))
+        partitions.nonzero_with_count(dst, core.put(x), 100, -7)
+        for p in range(32):
+            places = [100 + i for i in range(9) if x[p, i]]
+            wanted = [*places, *[-7] * (9 - len(places)), len(places)] if p % 16 == 0 else [99] * 10
+            assert dst.array()[p].tolist() == wanted
+
+
 def test_bounds_of_sequences() -> None:
     ids = np.array([[0, 1, 1, 2, 2, 2, 0, 3, 3]], np.float32)
     with bench() as core:

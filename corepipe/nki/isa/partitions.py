@@ -85,6 +85,27 @@ def local_gather(
     return instruction
 
 
+def nonzero_with_count(dst: View, src: View, index_offset: int = 0, padding_val: int = -1) -> Instruction:
+    """Writes the places of a partition's elements that are not 0, then padding, and their number at the end.
+
+    Each GpSimd core does so for the first of its 16 partitions; the others stay as they are.
+    """
+    if dst.partitions != src.partitions or dst.free != src.free + 1:
+        raise current().refuse(
+            "shape",
+            f"nonzero_with_count: dst {dst.shape} has not one element a partition more than {src.shape}",
+        )
+    instruction = record("nonzero_with_count", GPSIMD, (dst,), (src,), accumulates=True, size=src)
+    if current().values:
+        x = src.array().reshape(src.partitions, -1)
+        for p in range(0, src.partitions, CORE):
+            places = np.flatnonzero(x[p])
+            row = np.full(dst.free, padding_val, np.int64)
+            row[: len(places)], row[-1] = places + index_offset, len(places)
+            stored(row, dst[p : p + 1])
+    return instruction
+
+
 def _within(op: str, indices: Array, count: int) -> None:
     """Raises KernelError for an index outside of its partition."""
     if indices.size and (indices.min() < 0 or indices.max() >= count):

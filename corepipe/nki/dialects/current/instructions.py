@@ -110,6 +110,7 @@ tensor_copy_predicated = instruction(select.tensor_copy_predicated)
 nc_stream_shuffle = instruction(partitions.nc_stream_shuffle)
 nc_n_gather = instruction(partitions.nc_n_gather)
 local_gather = instruction(partitions.local_gather)
+nonzero_with_count = instruction(partitions.nonzero_with_count)
 sequence_bounds = instruction(partitions.sequence_bounds)
 
 

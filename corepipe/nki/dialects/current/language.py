@@ -143,6 +143,7 @@ def names() -> dict[str, Any]:
         **{name: _reduction(name) for name in ("sum", "max", "min", "prod")},
         **{name: _mark(name) for name in ("average", "prelu", "bypass")},
         **{f"{loop}_range": unrolled for loop in ("affine", "sequential", "static")},
+        "range": unrolled,
         "bool": DTYPES["bool_"],
         "mean": _reduction("sum", lambda count: 1 / count),
         "MemoryRegion": MemoryRegion,
