@@ -53,8 +53,8 @@ MEMORY = (
     Rule(
         "spill",
         "what is alive at a time and does not fit in {limit} bytes of a partition is moved to HBM and back",
-        "{found} bytes of {memory} are alive at a time; {operand} takes {size}, the most",
-        "use smaller tiles, or move the loop that makes it inwards",
+        "{found} bytes are alive at a time, and {size} bytes move in all, of {operand} first",
+        "use smaller tiles, or make less before it is used",
         ARCHITECTURE + "memory hierarchy",
         USABLE,
         (LEGACY,),

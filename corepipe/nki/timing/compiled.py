@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from corepipe.nki.core.buffers import Space
 from corepipe.nki.core.instructions import Event
 from corepipe.nki.core.recorder import Recorder
-from corepipe.nki.rules.memory import check_memory
+from corepipe.nki.rules.memory import PSUM_BYTES, check_memory, limit_of, note_spills
 from corepipe.nki.timing.blocks import Place, place_of, scanned
 from corepipe.nki.timing.hoisting import fuse, hoist
 from corepipe.nki.timing.liveness import in_space, peak
@@ -29,13 +29,6 @@ from corepipe.nki.timing.times import Memory, Traffic
 from corepipe.nki.timing.transfers import Changes, Transfers, traffic
 
 __all__ = ["Compiled", "Place", "compiled", "place_of"]
-
-LIMITS = {"v2": 176 << 10, "v3": 208 << 10, "v4": 240 << 10}
-"""Bytes of a partition of SBUF that kernels can use: 16 KiB of 192 (v2), 224 (v3) and 256 (v4) are reserved.
-
-v2 and v3 are what users report from compilers; v4 is assumed to reserve as much."""
-
-PSUM_LIMIT = 16 << 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,12 +55,12 @@ def compiled(recorder: Recorder, rules: Sequence[CompilerRule] | None = None) ->
     names = frozenset(rule.name for rule in (PROFILES[recorder.legacy] if rules is None else rules))
     once = MOVED_RESULTS.name in names
     program = scanned(without_repeats(recorder.stream) if once else recorder.stream)
-    limit = LIMITS[recorder.generation]
+    limit = limit_of(Space.SBUF, recorder.generation)
     sbuf, sbuf_peak = peak(program, in_space(program, Space.SBUF))
     psum, psum_peak = peak(program, in_space(program, Space.PSUM))
-    memory = Memory(sbuf, psum, limit, PSUM_LIMIT, sbuf_peak, psum_peak)
-    check_memory(recorder, Space.SBUF, sbuf, limit)
-    check_memory(recorder, Space.PSUM, psum, PSUM_LIMIT)
+    memory = Memory(sbuf, psum, limit, PSUM_BYTES, sbuf_peak, psum_peak)
+    check_memory(recorder, Space.SBUF, sbuf)
+    check_memory(recorder, Space.PSUM, psum)
     changes = Changes()
     if FUSED_LOOPS.name in names:
         program, changes.gone = fuse(program)
@@ -79,6 +72,8 @@ def compiled(recorder: Recorder, rules: Sequence[CompilerRule] | None = None) ->
         to_psum(program)
     numbers: dict[Place, int] = {}
     if ROTATION.name in names:
-        numbers = copies(program, {Space.SBUF: limit, Space.PSUM: PSUM_LIMIT})
+        numbers = copies(program, {Space.SBUF: limit, Space.PSUM: PSUM_BYTES})
     stream, weights = changes.applied(program)
-    return Compiled(stream, memory, traffic(stream, weights), numbers)
+    moved = traffic(stream, weights)
+    note_spills(recorder, stream, sbuf, moved.spilled)
+    return Compiled(stream, memory, moved, numbers)

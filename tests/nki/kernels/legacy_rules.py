@@ -379,9 +379,9 @@ def unused_result(x, mended):
 
 def spill(x, mended):
     output = nl.ndarray((128, 512), dtype=nl.float32, buffer=nl.shared_hbm)
-    parts = nl.ndarray((2 if mended else 200, par_dim(128), 512), dtype=nl.float32)  # broken
+    parts = nl.ndarray((2 if mended else 200, par_dim(128), 512), dtype=nl.float32)
     for i in nl.affine_range(2 if mended else 200):
-        parts[i] = nl.load(x)
+        parts[i] = nl.square(nl.load(x))  # broken
     total = nl.zeros((128, 512), dtype=nl.float32)
     for i in nl.affine_range(2 if mended else 200):
         total[...] += parts[i]
