@@ -76,6 +76,7 @@ COMMANDS = {
         "--output-len 4000 --slo ttft:1s --prefix-tree 4x64"
     ),
     "profile": "profile llama-3.1-8b --instance inf2.48xlarge --tensor 8 --batch 16 --input-len 8000",
+    "nki": "nki examples/nki/swiglu.py",
     "validate": "validate {rows}",
     "plan": f"plan llama-3.2-1b --ttft 9s {SMALL_PLAN}",
 }

@@ -54,6 +54,7 @@ def test_a_kernel_is_run_timed_and_checked(files: dict[str, str], dialect: str, 
     assert kernel["traffic"] == {"read": BYTES, "written": BYTES, "spilled": 0, "reloaded": 0}
     assert [one["engine"] for one in kernel["engines"]] == ["tensor", "vector", "scalar", "gpsimd", "dma"]
     assert kernel["memory"]["sbuf_limit"] >= kernel["memory"]["sbuf_peak"] >= 512 * 4
+    assert kernel["memory"]["sbuf_largest"][0]["bytes"] == 512 * 4
     assert kernel["check"]["passed"]
     assert kernel["check"]["difference"]["max_rel_error"] <= 1e-6
     assert kernel["findings"] == []

@@ -18,10 +18,11 @@ from corepipe.nki.run.report import (
     EngineReport,
     KernelReport,
     MemoryReport,
-    TrafficReport,
 )
+from corepipe.nki.timing.times import Traffic
 
 SHOWN_FINDINGS = 20
+SHOWN_TENSORS = 3
 
 
 def print_kernel(console: Console, one: KernelReport, lines: int) -> None:
@@ -64,14 +65,19 @@ def _us(value: float) -> str:
 
 def _memory(one: MemoryReport) -> str:
     sbuf, psum = _of(one.sbuf_peak, one.sbuf_limit), _of(one.psum_peak, one.psum_limit)
-    return f"most in use of a partition: SBUF {sbuf}, PSUM {psum}"
+    text = f"most in use of a partition: SBUF {sbuf}, PSUM {psum}"
+    largest = ", ".join(
+        f"{tensor.name or 'a tensor'} of line {tensor.line} {tensor.bytes / 1024:,.1f}"
+        for tensor in one.sbuf_largest[:SHOWN_TENSORS]
+    )
+    return f"{text}; the largest in SBUF: {largest} KiB" if largest else text
 
 
 def _of(peak: int, limit: int) -> str:
     return f"{peak / 1024:,.1f} of {limit / 1024:,.0f} KiB"
 
 
-def _traffic(one: TrafficReport) -> str:
+def _traffic(one: Traffic) -> str:
     text = f"{size(one.read)} read, {size(one.written)} written"
     again = f", of which {size(one.spilled)} spilled and {size(one.reloaded)} reloaded"
     return text + (again if one.spilled or one.reloaded else ", nothing spilled")

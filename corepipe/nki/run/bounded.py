@@ -22,13 +22,13 @@ from corepipe.errors import UserError
 from corepipe.nki.core.buffers import Array
 from corepipe.nki.run.job import Answer, Failure, Job, Success
 from corepipe.nki.run.report import ArrayReport, KernelReport, dtype_named
-from corepipe.sandbox import MAX_FRAME, START_SECONDS, receive, send
+from corepipe.sandbox import MAX_FRAME, receive, send
 from corepipe.signals import held_back
 
 MODULE = "corepipe.nki.run.child"
 
-GRACE_SECONDS = 10.0
-"""The time beyond its own in which a process answers that its time is up."""
+GRACE_SECONDS = 20.0
+"""The time beyond its own in which a process starts, and answers that its time is up."""
 
 STEP_SECONDS = 1.0
 """Between two reports that a run still waits."""
@@ -103,7 +103,7 @@ def _await(connection: socket.socket, job: Job, waiting: Callable[[float], None]
     began = monotonic()
     while not select.select([connection], [], [], STEP_SECONDS)[0]:
         waiting(seconds := monotonic() - began)
-        if seconds > START_SECONDS + job.seconds + GRACE_SECONDS:
+        if seconds > job.seconds + GRACE_SECONDS:
             raise UserError(f"{job.file}: takes more than {job.seconds:g} s (--timeout-s)", "timeout_s")
 
 

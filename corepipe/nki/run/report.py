@@ -13,7 +13,7 @@ from corepipe.nki.core.instructions import Engine
 from corepipe.nki.core.recorder import Finding
 from corepipe.nki.run.comparing import Difference
 from corepipe.nki.run.simulate import Result
-from corepipe.nki.timing.times import EngineTime, Times
+from corepipe.nki.timing.times import EngineTime, Memory, Times, Traffic
 
 
 class ArrayReport(msgspec.Struct, frozen=True):
@@ -44,22 +44,23 @@ class LineReport(msgspec.Struct, frozen=True):
     share: float
 
 
+class TensorReport(msgspec.Struct, frozen=True):
+    """A tensor on chip, the line that allocates it, and its bytes of a partition."""
+
+    name: str
+    line: int
+    bytes: int
+
+
 class MemoryReport(msgspec.Struct, frozen=True):
-    """Bytes of a partition: the most that were in use at a time, and what there is."""
+    """Bytes of a partition: the most that are in use at a time, and what there is; and the largest tensors
+    in SBUF at that time."""
 
     sbuf_peak: int
     sbuf_limit: int
     psum_peak: int
     psum_limit: int
-
-
-class TrafficReport(msgspec.Struct, frozen=True):
-    """Bytes between HBM and the core; those that are spilled and reloaded are part of written and read."""
-
-    read: int
-    written: int
-    spilled: int
-    reloaded: int
+    sbuf_largest: list[TensorReport]
 
 
 class FindingReport(msgspec.Struct, frozen=True):
@@ -104,7 +105,7 @@ class KernelReport(msgspec.Struct, frozen=True, kw_only=True):
     engines: list[EngineReport]
     lines: list[LineReport]
     memory: MemoryReport
-    traffic: TrafficReport
+    traffic: Traffic
     findings: list[FindingReport]
     check: CheckReport | None = None
 
@@ -137,7 +138,7 @@ def measured(result: Result, frame: float) -> dict[str, Any]:
 
     frame: seconds of the start and the end of any kernel.
     """
-    times, held, moved = result.times, result.memory, result.traffic
+    times = result.times
     return {
         "latency_us": result.latency_us,
         "low_us": result.low,
@@ -147,8 +148,8 @@ def measured(result: Result, frame: float) -> dict[str, Any]:
         "frame_us": 1e6 * frame,
         "engines": _engines(times, times.seconds - frame),
         "lines": _lines(result.lines),
-        "memory": MemoryReport(held.sbuf, held.sbuf_limit, held.psum, held.psum_limit),
-        "traffic": TrafficReport(moved.read, moved.written, moved.spilled, moved.reloaded),
+        "memory": _memory(times.memory),
+        "traffic": times.traffic,
         "findings": _findings(result.findings),
     }
 
@@ -159,6 +160,12 @@ def _engines(times: Times, total: float) -> list[EngineReport]:
         EngineReport(engine.value, 1e6 * one.busy, one.busy / total if one.busy else 0.0, one.instructions)
         for engine, one in every.items()
     ]
+
+
+def _memory(held: Memory) -> MemoryReport:
+    largest = held.sbuf_peak.largest if held.sbuf_peak else ()
+    tensors = [TensorReport(buffer.name, buffer.site.line, size) for buffer, size in largest]
+    return MemoryReport(held.sbuf, held.sbuf_limit, held.psum, held.psum_limit, tensors)
 
 
 def _lines(busy: Mapping[tuple[str, int], float]) -> list[LineReport]:
