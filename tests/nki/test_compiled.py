@@ -454,9 +454,7 @@ def test_results_whose_operands_change_are_computed_again() -> None:
 def test_each_rule_changes_something(rule: CompilerRule) -> None:
     """Compares bytes, instructions and numbers of blocks with and without it."""
     without = [other for other in PROFILES[True] if other is not rule]
-    kernels = [scaled(8, 20), transposed(4, 6), held(80, 20, 10), kept(150), halved, twice(8)]
-
-    kernels = [scaled(8, 20), transposed(4, 6), held(80, 20, 10), kept(150), halved, repeated(6)]
+    kernels = [scaled(8, 20), transposed(4, 6), held(80, 20, 10), kept(150), halved, twice(8), repeated(6)]
     differences = 0
     for kernel in kernels:
         found, other = run(kernel), run(kernel, rules=without)
