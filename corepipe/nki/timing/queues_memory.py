@@ -363,11 +363,22 @@ class Buffers:
         """Takes memory as often as since `before`, so many times, for blocks of turns that were left out."""
         for rotation in self.rotations.values():
             taken, kept = before.get(rotation, (0, 0))
-            more = round(times * (rotation.kept - kept))
-            if self._room is not None and more > 0 and rotation.owner is not None:
-                rotation.owner.hidden += more
-                rotation.kept += more
-                self._room.take(more * float(rotation.owner.buffer.partition_bytes))
+            if self._room is not None and rotation.owner is not None:
+                self._keep(rotation, rotation.owner, round(times * (rotation.kept - kept)), passed)
             rotation.repeat(round(times * (rotation.taken - taken)), passed)
         if self._room is not None:
             self._room.repeat(since, passed)
+
+    def _keep(self, rotation: Rotation, owner: Tracked, more: int, passed: Mapping[Engine, float]) -> None:
+        """Notes blocks that turns which were left out keep (`more` > 0), or that they were the last to use."""
+        assert self._room is not None
+        size, unseen = float(owner.buffer.partition_bytes), owner.unseen
+        more = max(more, -owner.hidden)
+        owner.hidden += more
+        rotation.kept += more
+        if more > 0:
+            self._room.take(more * size)
+        elif unseen.user is not None:
+            for i in range(-more):
+                at = unseen.last + passed[unseen.user] * (i + 1) / -more
+                self._room.leave(size, at, unseen.user)
