@@ -72,7 +72,7 @@ def random_stream(seed: int) -> list[Event]:
 
 
 class Elements:
-    """When each element was written and read last, by brute force."""
+    """The times at which each element was written and read last, by brute force."""
 
     def __init__(self) -> None:
         self.written: dict[int, np.ndarray] = {}

@@ -18,7 +18,7 @@ FILE = Path(__file__).with_name("constants.json")
 
 @dataclass(frozen=True, slots=True)
 class Constants:
-    """What instructions cost besides their published cycles, in one generation of cores.
+    """Costs of instructions besides their published cycles, in one generation of cores.
 
     dma_efficiency: share of the published bandwidth of a DMA engine that large packets reach.
     vector_overhead, scalar_overhead, tensor_overhead: cycles that every instruction (every pass of TensorE)

@@ -95,13 +95,13 @@ def _spaces(regions: tuple[Region, ...]) -> list[Space]:
 
 
 def mixed(instruction: Instruction, _: str) -> bool:
-    """One of two inputs is in PSUM, the other in SBUF."""
+    """Tells whether one of two inputs is in PSUM and the other in SBUF."""
     spaces = _spaces(instruction.reads[:2])
     return Space.PSUM in spaces and Space.SBUF in spaces
 
 
 def half(instruction: Instruction, _: str) -> bool:
-    """All operands have two bytes and are in SBUF."""
+    """Tells whether all operands have two bytes and are in SBUF."""
     return all(
         r.buffer.dtype.itemsize == 2 and r.buffer.space is Space.SBUF
         for r in (*instruction.reads, *instruction.writes)
@@ -109,12 +109,12 @@ def half(instruction: Instruction, _: str) -> bool:
 
 
 def late_half(instruction: Instruction, generation: str) -> bool:
-    """As `half`, from v3 on."""
+    """Tells whether, from v3 on, all operands have two bytes and are in SBUF."""
     return generation != "v2" and half(instruction, generation)
 
 
 def late(instruction: Instruction, generation: str) -> bool:
-    """All operands are in SBUF, from v3 on."""
+    """Tells whether, from v3 on, all operands are in SBUF."""
     return generation != "v2" and Space.PSUM not in _spaces((*instruction.reads, *instruction.writes))
 
 

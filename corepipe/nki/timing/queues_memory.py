@@ -210,7 +210,7 @@ class Rotation:
 
 @dataclass(slots=True, eq=False)
 class Uses:
-    """What the memory says about an instruction's operands: times from which it may start.
+    """Times from which an instruction may start, by its operands.
 
     near: by the engine that wrote an operand, when that engine itself can read it.  far: when others can.
     buffer: when what the instruction overwrites is no longer needed.  reads, writes: parts and blocks to

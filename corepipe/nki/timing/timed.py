@@ -30,7 +30,7 @@ ADVICE = {
     "scalar": "ScalarE: move work to VectorE, or fuse instructions",
     "gpsimd": "GpSimd: move work to another engine",
 }
-"""What an engine waits for, and what would help."""
+"""Causes of waits in words, with what would help."""
 
 
 def timed(recorder: Recorder) -> Times:
