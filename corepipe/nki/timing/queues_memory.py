@@ -370,7 +370,7 @@ class Buffers:
             self._room.repeat(since, passed)
 
     def _keep(self, rotation: Rotation, owner: Tracked, more: int, passed: Mapping[Engine, float]) -> None:
-        """Notes blocks that turns which were left out keep (`more` > 0), or that they were the last to use."""
+        """Notes blocks that turns which were left out keep (`more` > 0), or were the last to use."""
         assert self._room is not None
         size, unseen = float(owner.buffer.partition_bytes), owner.unseen
         more = max(more, -owner.hidden)
