@@ -128,10 +128,7 @@ class Kernels:
         decodes = self.phase("decodes", KernelSteps.TOKENS, ROWS, CONTEXTS) if self.decodes else None
         return KernelCost(op.out.rows.number, prompts, decodes, own)
 
-    def describe(self) -> list[dict[str, object]]:
-        return []
-
-    def in_words(self) -> list[str]:
+    def describe(self, *_asked: object) -> list[dict[str, object]]:
         return []
 
 

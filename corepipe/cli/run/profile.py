@@ -14,6 +14,7 @@ from corepipe.cli.output.common import check_writable, errors, print_json, progr
 from corepipe.cli.output.tables import Figures, between
 from corepipe.cli.run.kernels import asked_kernels, kernels_in_words
 from corepipe.cli.run.software import ASSUMED, PROFILE, GraphKind, software
+from corepipe.engine.assembly.op_kernels import described_kernels
 from corepipe.errors import UserError
 from corepipe.models.registry import Architecture, architecture
 from corepipe.neuron.chips import profiles
@@ -127,7 +128,7 @@ def _document(result: _Result) -> dict[str, object]:
         "instance": setup.instance.name,
         "format": setup.format.name,
         "profile": setup.profile.name,
-        **({} if setup.profile.kernels is None else {"kernels": setup.profile.kernels.describe()}),
+        **described_kernels(setup.profile, run.programs, setup.instance),
         "placement": asdict(setup.placement) | {"reason": result.reason},
         "batch": setup.batch,
         "input_len": setup.input_len,
@@ -156,7 +157,7 @@ def _print(console: Console, result: _Result, *, assumes: bool) -> None:
     console.print(result.reason, style="dim")
     around = software(setup.profile, result.run.graph if assumes else None)
     console.print(around, style="dim")
-    for line in kernels_in_words(setup.profile.kernels):
+    for line in kernels_in_words(setup.profile, result.run.programs, setup.instance):
         console.print(line, style="dim", markup=False)
     table = Figures("a step", *(f">{part.phase}" for part in result.measured))
     for field in fields(Summary):

@@ -153,7 +153,8 @@ def _headline(report: SimulationReport, around: str) -> Iterator[str | Text]:
     if why := placed.get("hypothetical"):
         yield Text(f"hypothetical: {why}", "yellow")
     yield Text(str(placed["reason"]), "dim")
-    for line in kernels_in_words(report.device.profile.kernels):
+    device = report.device
+    for line in kernels_in_words(device.profile, device.programs, device.instance):
         yield Text(line, "dim")
     if not report.device.graph.generates and report.completed:
         yield Text(_this_load(report), "dim")

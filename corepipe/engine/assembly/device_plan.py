@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from corepipe.engine.assembly.draft_plan import no_way_back, plan_draft
-from corepipe.engine.assembly.op_kernels import settle_kernels, with_kernels
+from corepipe.engine.assembly.op_kernels import described_kernels, settle_kernels, with_kernels
 from corepipe.engine.batch.encoding import Encoding
 from corepipe.engine.config import EngineConfig
 from corepipe.errors import UserError
@@ -160,7 +160,7 @@ class DevicePlan:
             "intervals": self.intervals(),
             **self._buckets(),
             **self._drafts(),
-            **({} if self.profile.kernels is None else {"kernels": self.profile.kernels.describe()}),
+            **described_kernels(self.profile, self.programs, self.instance),
             "cores": [
                 {**core, "memory_bytes": self._memory(memory)}
                 for core, memory in zip(describe(self.programs), self.memory.cores, strict=True)

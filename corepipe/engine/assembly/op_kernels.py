@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from corepipe.engine.config import EngineConfig
@@ -46,3 +46,14 @@ def settle_kernels(
     core = instance.chip.core.version, instance.lnc
     for program in programs:
         profile.kernels.settle(program, core, limits)
+
+
+def described_kernels(
+    profile: RuntimeProfile, programs: Sequence[Program], instance: Instance
+) -> dict[str, Sequence[Mapping[str, object]]]:
+    """Returns `kernels`: how those of the Programs compare with their Ops, and their times; or nothing."""
+    if profile.kernels is None:
+        return {}
+    ops = (op for program in programs for op in program.ops)
+    core = instance.chip.core.version, instance.lnc
+    return {"kernels": profile.kernels.describe(ops, programs[0].format, core)}

@@ -8,7 +8,7 @@ Sequences that are computed whole are padded to the bucket of the longest.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Protocol
@@ -149,11 +149,11 @@ class OpKernels(Protocol):
     def texts(self) -> Sequence[str]:
         """The kernels as they were given."""
 
-    def describe(self) -> list[dict[str, object]]:
-        """Returns for each kernel and size of its Op how it compares, and its simulated times."""
-
-    def in_words(self) -> list[str]:
-        """Returns the same, a line each."""
+    def describe(
+        self, ops: Iterable[object], fmt: Format, core: tuple[str, int]
+    ) -> Sequence[Mapping[str, object]]:
+        """Returns for each kernel, and each size of these Ops, how it compares and its simulated times; its
+        `summary` is a line."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from math import erf
 from typing import Any, ClassVar, Self
 
@@ -137,6 +137,11 @@ class Contract(ABC):
     def bound(self) -> float:
         """The largest difference that passes, as a share of the largest value."""
         return BOUNDS[self.dtype]
+
+    @property
+    def sizes(self) -> dict[str, object]:
+        """The sizes and numbers of the Op on a core, by name."""
+        return {field.name: getattr(self, field.name) for field in fields(self) if field.name != "dtype"}
 
     @property
     def prompts(self) -> bool:

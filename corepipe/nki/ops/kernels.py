@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from inspect import Parameter
 from pathlib import Path
@@ -14,7 +14,6 @@ from corepipe.neuron.chips.engines import Cost, OpCost
 from corepipe.neuron.compile.program import Program
 from corepipe.neuron.formats import Format
 from corepipe.neuron.graph import Graph
-from corepipe.neuron.ops import Op
 from corepipe.neuron.timing.kernel_cost import KernelCost, KernelCurve, KernelSteps, KernelTime, PhaseCurve
 from corepipe.nki import simulate
 from corepipe.nki.core.instructions import Engine
@@ -60,22 +59,26 @@ class KernelRuns:
         return {
             "kernel": self.kernel.text,
             "target": self.target,
+            "op": self.contract.sizes,
             "largest_difference": self.worst.share,
             "bound": self.contract.bound,
             "microseconds": [
                 {"sizes": list(sizes), "microseconds": time.seconds * 1e6}
                 for sizes, time in sorted(self.curve.known.items())
             ],
+            "summary": str(self),
         }
 
-
-def _line(runs: KernelRuns) -> str:
-    times = [time.seconds * 1e6 for _, time in sorted(runs.curve.known.items())]
-    spread = f"{min(times):,.4g} to {max(times):,.4g} us at {len(times)} sizes" if times else "not used yet"
-    return (
-        f"{runs.kernel.text} on {runs.target}: within {runs.worst.share:.2g} of the model's values "
-        f"(bound {runs.contract.bound:.2g}); {spread}"
-    )
+    def __str__(self) -> str:
+        of = ", ".join(f"{name} {value}" for name, value in self.contract.sizes.items())
+        times = sorted(time.seconds * 1e6 for time in self.curve.known.values())
+        spread = (
+            f"{times[0]:,.4g} to {times[-1]:,.4g} us" if times[1:] else "".join(f"{t:,.4g} us" for t in times)
+        )
+        return (
+            f"{self.kernel.text} on {self.target} ({of}): within {self.worst.share:.2g} of the model's "
+            f"values (bound {self.contract.bound:.2g}); {spread or 'no time yet'}, {len(times)} sizes simulated"
+        )
 
 
 class ModelKernels:
@@ -114,15 +117,18 @@ class ModelKernels:
                 runs = self._of(kernel, op, program.format, core)
                 runs.curve.settle(*_most(runs.contract, limits))
 
-    def describe(self) -> list[dict[str, object]]:
-        """Returns for each kernel and size of its Op how it compares, and its simulated times."""
-        return [runs.describe() for runs in self._runs.values()]
+    def describe(
+        self, ops: Iterable[object], fmt: Format, core: tuple[str, int]
+    ) -> Sequence[Mapping[str, object]]:
+        """Returns for each kernel, and each size of these Ops, how it compares and its simulated times."""
+        found: dict[int, KernelRuns] = {}
+        for op in ops:
+            for kernel in self._of_kind(op):
+                runs = self._of(kernel, op, fmt, core)
+                found[id(runs)] = runs
+        return [runs.describe() for runs in found.values()]
 
-    def in_words(self) -> list[str]:
-        """Returns the same, a line each."""
-        return [_line(runs) for runs in self._runs.values()]
-
-    def _of_kind(self, op: Op) -> list[GivenKernel]:
+    def _of_kind(self, op: object) -> list[GivenKernel]:
         return [kernel for kernel in self._kernels if type(op) is kernel.contract.kinds]
 
     def _of(self, kernel: GivenKernel, op: Any, fmt: Format, core: tuple[str, int]) -> KernelRuns:
