@@ -83,6 +83,16 @@ def test_a_time_that_grows_with_rows_and_contexts_is_met_between_the_sizes(
     assert found[0] == pytest.approx(wanted, rel=1e-9)
 
 
+@given(st.integers(1, 90000))
+def test_times_beyond_the_last_size_lie_on_a_line(rows: int) -> None:
+    curve = KernelCurve(drawn, KernelAxis((1, 128), 4, last=2048))
+    found = curve.numbers(rows, np.zeros(1))[:, 0]
+    assert set(curve.known) <= {(n, 0) for n in (1, 128, 512, 2048)}
+    if rows >= 512:
+        low, high = np.array(drawn(512, 0)), np.array(drawn(2048, 0))
+        assert found == pytest.approx(low + (rows - 512) / 1536 * (high - low), rel=1e-9)
+
+
 @given(st.floats(1, 40000), st.floats(0, 40000))
 def test_a_settled_kernel_never_runs_again(x: float, y: float) -> None:
     runs = []

@@ -6,6 +6,7 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
+from math import inf
 from typing import NamedTuple
 
 import numpy as np
@@ -34,18 +35,20 @@ class KernelTime(NamedTuple):
 class KernelAxis:
     """The sizes along one axis at which kernels are simulated: `first`, then ever `factor` times as much.
 
+    last: the largest of them; the times of larger sizes lie on the line through those of the last two.
     apart: what is interpolated is the time for each unit of the size.  A time that grows with the size and
     with its square, as that of a whole prompt's attention, is then met between the sizes too.
     """
 
     first: tuple[int, ...]
     factor: int
+    last: float = inf
     apart: bool = False
 
     def up_to(self, most: float) -> list[int]:
-        """Returns the sizes between which all sizes up to `most` lie, and one beyond."""
+        """Returns the sizes between which all sizes up to `most` lie, and one beyond, if there is one."""
         found = list(self.first)
-        while found[-1] <= most:
+        while found[-1] <= most and found[-1] < self.last:
             found.append(found[-1] * self.factor)
         return found
 
@@ -58,7 +61,7 @@ class KernelAxis:
         """Returns the neighbours of a size with the weights of their times; only those that count."""
         knots = self.up_to(size)
         size = max(size, knots[0])
-        at = bisect_right(knots, size) - 1
+        at = min(bisect_right(knots, size) - 1, len(knots) - 2)
         low, high = knots[at], knots[at + 1]
         share = (size - low) / (high - low)
         scales = (size / low, size / high) if self.apart else (1.0, 1.0)
@@ -97,7 +100,7 @@ class KernelCurve:
             return np.repeat(self._column(x, 0)[:, None], len(ys), axis=1)
         knots = np.array(self._second.up_to(float(ys.max())))
         ys = np.maximum(ys, knots[0])
-        low = np.searchsorted(knots, ys, "right") - 1
+        low = np.minimum(np.searchsorted(knots, ys, "right") - 1, len(knots) - 2)
         share = (ys - knots[low]) / (knots[low + 1] - knots[low])
         columns = np.zeros((len(KernelTime._fields), len(knots)))
         for at in {*low.tolist(), *(low + 1)[share > 0].tolist()}:

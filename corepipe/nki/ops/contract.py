@@ -31,7 +31,7 @@ BOUNDS = {DType.FP32: 2.0**-12, DType.BF16: 2.0**-5}
 """Largest difference between a kernel's outputs and the Op's, as a share of the largest value of an output:
 eight units of bf16's last place, and in fp32 what sums in another order and an engine's functions give."""
 
-ROWS = KernelAxis((1, 128), 4)
+ROWS = KernelAxis((1, 128), 4, last=8192)
 """Rows at which kernels are simulated that compute each row by itself: 128 fill the partitions."""
 
 Sizes = tuple[int, int]

@@ -77,7 +77,7 @@ class KernelRuns:
         )
         return (
             f"{self.kernel.text} on {self.target} ({of}): within {self.worst.share:.2g} of the model's "
-            f"values (bound {self.contract.bound:.2g}); {spread or 'no time yet'}, {len(times)} sizes simulated"
+            f"values (bound {self.contract.bound:.2g}); {spread or 'no time yet'} at {len(times)} sizes"
         )
 
 

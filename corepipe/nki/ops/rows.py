@@ -108,7 +108,7 @@ class ExpertsContract(Contract):
 
     name = "experts"
     kinds = Experts
-    axes: ClassVar[tuple[KernelAxis, KernelAxis | None]] = (KernelAxis((128, 512), 4), None)
+    axes: ClassVar[tuple[KernelAxis, KernelAxis | None]] = (KernelAxis((128, 512), 4, last=2048), None)
     compared: ClassVar[Sequence[Sizes]] = ((128, 0),)
 
     experts: int

@@ -36,7 +36,7 @@ PROMPT_ROWS = KernelAxis((128, 256), 2, apart=True)
 BEFORE = KernelAxis((0, 512), 4)
 """Tokens before a prompt's rows at which attention is simulated."""
 
-SEQUENCES, CONTEXTS = KernelAxis((1, 4), 4), KernelAxis((128, 512), 4)
+SEQUENCES, CONTEXTS = KernelAxis((1, 4), 4, last=64), KernelAxis((128, 512), 4)
 """Sequences of a decode step and their context, at which kernels of answers are simulated."""
 
 
