@@ -44,6 +44,7 @@ KERNELS = {
     "a file less": ("import os\nos.remove('k.py')", "", "k.py:6: changes the file k.py"),
     "an import": ("import no_such_module", "", "k.py:5: imports no_such_module, which is not installed here"),
     "an unknown API": ("nl.frobnicate(x)", "", "k.py:5: nl.frobnicate is not supported"),
+    "an unknown name": ("from neuronxcc.nki.language import nope", "", "k.py:5: nl.nope is not supported"),
     "an error": ("raise ValueError('of two\\nlines')", "", "k.py:5: ValueError: of two"),
     "an exit": ("raise SystemExit(0)", "", "k.py:5: ends the process (exit code 0)"),
     "an end at once": ("import os\nos._exit(0)", "", "k.py: its process ended with exit code 0"),

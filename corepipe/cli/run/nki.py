@@ -116,7 +116,7 @@ def _compared(first: KernelRun, other: KernelRun) -> Difference:
     if first.report.inputs_digest != other.report.inputs_digest:
         return Difference(problem="the inputs differ; give both the same with --inputs")
     if not first.report.outputs or not other.report.outputs:
-        return Difference(problem="no values were computed")
+        return Difference(problem="there are no outputs")
     return difference(other.outputs, first.outputs)
 
 

@@ -127,11 +127,17 @@ def described(error: BaseException, path: Path) -> str:
     """
     error = of_user(error)
     site = site_of(error.__traceback__)
-    if isinstance(error, UserError) and (site is None or getattr(error, "site", None) is not None):
-        return error.message  # it names what is wrong
+    if isinstance(error, UserError) and (site is None or _has_line(error)):
+        return error.message
     if isinstance(error, SyntaxError):
         return f"{_named(error.filename or '', path)}:{error.lineno}: {error.msg}"
     return f"{f'{_named(site.file, path)}:{site.line}' if site else path}: {_what(error)}"
+
+
+def _has_line(error: UserError) -> bool:
+    """Tells whether an error's message begins with a line of the user's."""
+    site = error.site if isinstance(error, KernelError) else None
+    return site is not None and is_of_user(site.file)
 
 
 def of_user(error: BaseException) -> BaseException:
@@ -150,6 +156,8 @@ def _what(error: BaseException) -> str:
             return "writes a file, which a kernel may not"
         case SystemExit():
             return f"ends the process (exit code {error.code})"
+        case KernelError(site=Site() as site):
+            return text.removeprefix(f"{site}: ")
         case UserError() | AttributeError() | ImportError():
             return text
     return f"{type(error).__name__}: {text}" if text else type(error).__name__
