@@ -28,6 +28,7 @@ NOT_HERE = {
     "pytest": "is a user's own suite; test_pytest_plugin.py runs one",
     ".venv/bin/python": "a benchmark beside servers that are not here",
     "corepipe serve path/to": "a model that is not here",
+    "corepipe nki kernels.py": "a kernel that is not here",
     "corepipe serve MODEL": "a model that is not here",
     "printf": "an image that is not here",
     "export": "settings of an agent",
