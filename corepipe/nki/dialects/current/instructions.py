@@ -47,7 +47,7 @@ def _given(operand: Any) -> Any:
     return int(operand) if isinstance(operand, Register) else operand
 
 
-def instruction(function: Callable[..., Any], *unused: str) -> Callable[..., NkiInstruction]:
+def _instruction(function: Callable[..., Any], *unused: str) -> Callable[..., NkiInstruction]:
     """Returns an instruction of `isa`, whose parameters are those of the dialect, as kernels call it.
 
     unused: arguments that say nothing new.
@@ -84,34 +84,34 @@ def _check_tensors(function: Callable[..., Any], positional: Sequence[Any], name
             raise current().refuse("operand", f"{function.__name__}: {name} is a tensor, not {value!r}")
 
 
-nc_transpose = instruction(tensor.nc_transpose)
-activation = instruction(scalar.activation)
-activation_reduce = instruction(scalar.activation_reduce)
-tensor_copy = instruction(vector.tensor_copy)
-memset = instruction(vector.memset)
-reciprocal = instruction(vector.reciprocal)
-tensor_tensor = instruction(vector.tensor_tensor)
-tensor_scalar = instruction(vector.tensor_scalar)
-scalar_tensor_tensor = instruction(vector.scalar_tensor_tensor)
-tensor_reduce = instruction(reductions.tensor_reduce, "keepdims")
-tensor_partition_reduce = instruction(reductions.tensor_partition_reduce)
-tensor_scalar_reduce = instruction(reductions.tensor_scalar_reduce)
-tensor_scalar_cumulative = instruction(reductions.tensor_scalar_cumulative)
-tensor_tensor_scan = instruction(reductions.tensor_tensor_scan)
-bn_stats = instruction(statistics.bn_stats)
-bn_aggr = instruction(statistics.bn_aggr)
-max8 = instruction(statistics.max8)
-nc_find_index8 = instruction(statistics.nc_find_index8)
-nc_match_replace8 = instruction(statistics.nc_match_replace8)
-iota = instruction(select.iota)
-range_select = instruction(select.range_select)
-select_reduce = instruction(select.select_reduce)
-tensor_copy_predicated = instruction(select.tensor_copy_predicated)
-nc_stream_shuffle = instruction(partitions.nc_stream_shuffle)
-nc_n_gather = instruction(partitions.nc_n_gather)
-local_gather = instruction(partitions.local_gather)
-nonzero_with_count = instruction(partitions.nonzero_with_count)
-sequence_bounds = instruction(partitions.sequence_bounds)
+nc_transpose = _instruction(tensor.nc_transpose)
+activation = _instruction(scalar.activation)
+activation_reduce = _instruction(scalar.activation_reduce)
+tensor_copy = _instruction(vector.tensor_copy)
+memset = _instruction(vector.memset)
+reciprocal = _instruction(vector.reciprocal)
+tensor_tensor = _instruction(vector.tensor_tensor)
+tensor_scalar = _instruction(vector.tensor_scalar)
+scalar_tensor_tensor = _instruction(vector.scalar_tensor_tensor)
+tensor_reduce = _instruction(reductions.tensor_reduce, "keepdims")
+tensor_partition_reduce = _instruction(reductions.tensor_partition_reduce)
+tensor_scalar_reduce = _instruction(reductions.tensor_scalar_reduce)
+tensor_scalar_cumulative = _instruction(reductions.tensor_scalar_cumulative)
+tensor_tensor_scan = _instruction(reductions.tensor_tensor_scan)
+bn_stats = _instruction(statistics.bn_stats)
+bn_aggr = _instruction(statistics.bn_aggr)
+max8 = _instruction(statistics.max8)
+nc_find_index8 = _instruction(statistics.nc_find_index8)
+nc_match_replace8 = _instruction(statistics.nc_match_replace8)
+iota = _instruction(select.iota)
+range_select = _instruction(select.range_select)
+select_reduce = _instruction(select.select_reduce)
+tensor_copy_predicated = _instruction(select.tensor_copy_predicated)
+nc_stream_shuffle = _instruction(partitions.nc_stream_shuffle)
+nc_n_gather = _instruction(partitions.nc_n_gather)
+local_gather = _instruction(partitions.local_gather)
+nonzero_with_count = _instruction(partitions.nonzero_with_count)
+sequence_bounds = _instruction(partitions.sequence_bounds)
 
 
 def nc_matmul(

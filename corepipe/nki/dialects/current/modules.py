@@ -60,7 +60,7 @@ def _isa() -> dict[str, Any]:
     public = {
         name: value
         for name, value in vars(instructions).items()
-        if getattr(value, "__name__", "") == name and not name.startswith("_") and name != "instruction"
+        if getattr(value, "__module__", "") == instructions.__name__ and not name.startswith(("_", "DONE"))
     }
     return {
         **{name: _refused(f"nisa.{name}", why) for name, why in REFUSED.items()},
