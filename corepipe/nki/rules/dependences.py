@@ -58,7 +58,9 @@ class Frame:
     tensors: dict[Buffer, Accesses] = field(default_factory=dict)
 
     def accesses(self, buffer: Buffer) -> Accesses:
-        return self.tensors.setdefault(buffer, Accesses())
+        if (found := self.tensors.get(buffer)) is None:
+            found = self.tensors[buffer] = Accesses()
+        return found
 
 
 def find_dependences(recorder: Recorder) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import prod
 
 import numpy as np
 
@@ -20,6 +21,8 @@ def examine(recorder: Recorder, outputs: Sequence[View]) -> None:
     instructions = [e for e in recorder.stream if isinstance(e, Instruction)]
     returned = {v.buffer.root for v in outputs}
     find_dependences(recorder)
+    if not recorder.values:
+        _unwritten_reads(recorder, instructions)
     _unused_results(recorder, instructions, returned)
     last: dict[Buffer, Site] = {r.buffer: e.site for e in instructions for r in e.writes}
     for view in outputs:
@@ -27,6 +30,17 @@ def examine(recorder: Recorder, outputs: Sequence[View]) -> None:
     for buffer, site in last.items():
         if buffer.given and buffer not in returned and returned:
             found(recorder, "input_written", site, operand=buffer.name or "an input")
+
+
+def _unwritten_reads(recorder: Recorder, instructions: Sequence[Instruction]) -> None:
+    """Notes tensors in SBUF that are read and never written; runs with values tell it by element."""
+    written = {r.buffer for e in instructions for r in e.writes}
+    for event in instructions:
+        for region in event.reads:
+            buffer = region.buffer
+            if buffer.space is Space.SBUF and buffer not in written:
+                name, count = buffer.name or "the tensor", prod(b - a for a, b in region.box)
+                found(recorder, "uninitialised", event.site, operand=name, found=count, count=count)
 
 
 def _unused_results(recorder: Recorder, instructions: Sequence[Instruction], returned: set[Buffer]) -> None:
