@@ -29,7 +29,7 @@ import numpy.typing as npt
 
 from corepipe.nki.core.instructions import Engine
 from corepipe.nki.core.recorder import Recorder
-from corepipe.nki.run.calls import Call, recorded
+from corepipe.nki.run.calls import Call, run
 from corepipe.nki.run.loading import module_of
 from corepipe.nki.run.simulate import installed
 from corepipe.nki.timing.compiled import Compiled, compiled
@@ -97,8 +97,7 @@ class Row:
         with installed():
             module = module_of(self.roots[self.raw["repository"]] / self.raw["path"])
             kernel = getattr(module, self.raw["entry"])
-            found, _ = recorded(Call(kernel, self.inputs(), {}), self.raw["nc"][:2], values=False)
-        return found
+            return run(Call(kernel, self.inputs(), {}), self.raw["nc"][:2], values=False).recorder
 
     @cached_property
     def compiled(self) -> Compiled:

@@ -6,7 +6,7 @@ One run is current at a time in a context; the functions of both dialects find i
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -73,7 +73,9 @@ class Recorder:
     before_loops: WeakValueDictionary[int, Any] = field(default_factory=WeakValueDictionary)
     """Tiles that are not made yet; `settle` makes those that the next loop may read."""
     exact: set[Site] = field(default_factory=set)
-    """Loops whose turns differ: they are not extrapolated."""
+    """Loops that are not extrapolated, since an earlier run found that their turns differ."""
+    differing: set[Site] = field(default_factory=set)
+    """Loops of this run that were extrapolated though their turns differ."""
     muted: int = 0
     registers: dict[Engine, np.ndarray[Any, Any]] = field(default_factory=dict)
     """Sums of ScalarE and VectorE, a value for each partition, which instructions reset, add to and read."""
@@ -84,6 +86,8 @@ class Recorder:
     at: Site | None = None
     """The line that instructions are recorded for, where it is not the innermost one of the kernel."""
     _loops_begun: int = 0
+    _turn: int = 0
+    """A hash of the instructions of the turn that is being run."""
 
     def emit(
         self,
@@ -116,6 +120,9 @@ class Recorder:
         )
         if not self.muted:
             self.stream.append(instruction)
+        if self.loops:
+            numbers = tuple(tuple(v) if isinstance(v, list) else v for v in (details or {}).values())
+            self._turn = hash((self._turn, op, instruction.partitions, instruction.free, numbers))
         return instruction
 
     def flush(self) -> None:
@@ -181,8 +188,8 @@ class Recorder:
     def loop(self, kind: LoopKind, indices: range) -> Iterator[int]:
         """Yields a loop's indices and records its turns.
 
-        Of a long loop the stream holds the first `WARM_TURNS` turns and the last: where no values are
-        computed, the others are not even run.
+        Of a long loop the stream holds the first `WARM_TURNS` turns and the last.  Of the others only the
+        middle one is run where no values are computed.  A loop whose turns differ is noted in `differing`.
         """
         self.flush()
         for tile in list(self.before_loops.values()):
@@ -194,39 +201,48 @@ class Recorder:
         muted = self.muted
         if not muted:
             self.stream.append(LoopBegin(loop))
-        long = not self.whole and len(indices) >= LONG_LOOP and loop.site not in self.exact and not muted
         try:
-            if long:
-                yield from self._sampled(loop, indices)
-            else:
+            if self.whole or len(indices) < LONG_LOOP or loop.site in self.exact:
+                self._turn = hash((self._turn, len(indices)))
                 for turn, index in enumerate(indices):
-                    if not muted:
-                        self.stream.append(Turn(loop, turn))
+                    self._mark(Turn(loop, turn))
                     yield index
                     self.flush()
+            else:
+                yield from self._sampled(loop, indices)
         finally:
             self.muted = muted
-            if not muted:
-                self.stream.append(LoopEnd(loop))
+            self._mark(LoopEnd(loop))
             self.loops.remove(loop)
 
+    def _mark(self, event: Event) -> None:
+        if not self.muted:
+            self.stream.append(event)
+
     def _sampled(self, loop: Loop, indices: range) -> Iterator[int]:
-        last = len(indices) - 1
-        for turn in range(WARM_TURNS):
-            self.stream.append(Turn(loop, turn))
+        """Yields the indices of a long loop, and compares its turns."""
+        before, last = self._turn, len(indices) - 1
+        found = []
+        for turn in (*range(WARM_TURNS), *self._unrecorded(last), last):
+            recorded = turn < WARM_TURNS or turn == last
+            if turn == last:
+                loop.skipped = last - WARM_TURNS
+                self._mark(Skip(loop, loop.skipped))
+            if recorded:
+                self._mark(Turn(loop, turn))
+            self.muted += not recorded
+            self._turn = 0
             yield indices[turn]
             self.flush()
-        loop.skipped = last - WARM_TURNS
-        if self.values:
-            self.muted += 1
-            for turn in range(WARM_TURNS, last):
-                yield indices[turn]
-                self.flush()
-            self.muted -= 1
-        self.stream.append(Skip(loop, loop.skipped))
-        self.stream.append(Turn(loop, last))
-        yield indices[last]
-        self.flush()
+            self.muted -= not recorded
+            found.append(self._turn)
+        if len(set(found[1:-1])) > 1:  # the first turn may prepare, and the last be a part
+            self.differing.add(loop.site)
+        self._turn = hash((before, last, *found[:WARM_TURNS], found[-1]))
+
+    def _unrecorded(self, last: int) -> Iterable[int]:
+        """Returns the turns that are run but not recorded, of a long loop whose last turn is `last`."""
+        return range(WARM_TURNS, last) if self.values else ((WARM_TURNS + last) // 2,)
 
 
 def outside() -> Site:

@@ -11,7 +11,7 @@ import numpy as np
 from corepipe.nki.core.buffers import Array
 from corepipe.nki.core.errors import KernelError
 from corepipe.nki.core.instructions import Instruction
-from corepipe.nki.core.recorder import Recorder, recording
+from corepipe.nki.core.recorder import Finding, Recorder, recording
 from corepipe.nki.core.tensors import View, whole
 from corepipe.nki.dialects.current.tensor import NkiTensor
 from corepipe.nki.dialects.current.types import MemoryRegion
@@ -39,21 +39,46 @@ class Call:
         return found
 
 
-def recorded(call: Call, generation: str, values: bool) -> tuple[Recorder, list[Array]]:
-    """Runs a kernel, and returns what was recorded and its outputs."""
+@dataclass(frozen=True, slots=True)
+class Run:
+    """A kernel that was run: the record for its times, the findings of its values, and its outputs."""
+
+    recorder: Recorder
+    findings: Mapping[Any, Finding]
+    outputs: Sequence[Array] = ()
+
+
+def run(call: Call, generation: str, values: bool) -> Run:
+    """Runs a kernel.
+
+    A loop whose turns turn out to differ cannot be extrapolated: then the kernel is run again without values,
+    and all turns of that loop are recorded.
+    """
     recorder = Recorder(generation, is_legacy(call), values, grid=call.grid)
     with recording(recorder):
-        arguments = [_given(recorder, a) for a in call.arguments]
-        keywords = {name: _given(recorder, a, name) for name, a in call.keywords.items()}
-        result = None
-        for program in np.ndindex(call.grid):
-            recorder.program = program
-            result = _run(call.function, arguments, keywords)
-            recorder.flush()
-        outputs = _outputs(recorder, result)
+        outputs = _programs(recorder, call)
         examine(recorder, outputs)
         find_imports(recorder, call.function.__code__.co_filename)
-        return recorder, [view.array().copy() for view in outputs] if values else []
+        arrays = [view.array().copy() for view in outputs] if values else []
+    findings = recorder.findings
+    while recorder.differing:
+        exact = recorder.exact | recorder.differing
+        recorder = Recorder(generation, recorder.legacy, values=False, grid=call.grid, exact=exact)
+        with recording(recorder):
+            _programs(recorder, call)
+    return Run(recorder, findings, arrays)
+
+
+def _programs(recorder: Recorder, call: Call) -> list[View]:
+    """Runs all programs of the grid, one after the other, and returns the outputs."""
+    arguments = [_given(recorder, a) for a in call.arguments]
+    keywords = {name: _given(recorder, a, name) for name, a in call.keywords.items()}
+    result = None
+    for program in np.ndindex(call.grid):
+        recorder.program = program
+        result = _run(call.function, arguments, keywords)
+        recorder.flush()
+    return _outputs(recorder, result)
 
 
 def is_legacy(call: Call) -> bool:

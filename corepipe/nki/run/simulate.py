@@ -17,7 +17,7 @@ from corepipe.nki.core.recorder import Finding
 from corepipe.nki.dialects import install
 from corepipe.nki.dialects.kernels import Kernel
 from corepipe.nki.dialects.legacy.modules import TensorType
-from corepipe.nki.run.calls import Call, recorded
+from corepipe.nki.run.calls import Call, run
 from corepipe.nki.timing.timed import timed
 from corepipe.nki.timing.times import EngineTime, Memory, Times, Traffic
 from corepipe.nki.timing.trace import save_trace
@@ -90,8 +90,9 @@ def simulate(
     lengths = (grid,) if isinstance(grid, int) else tuple(int(n) for n in grid)
     call = Call(kernel, arrays, keywords, lengths or getattr(kernel, "grid", ()))
     with installed():  # kernels import in their bodies too
-        recorder, outputs = recorded(call, GENERATIONS[target], values)
-    return Result(outputs, timed(recorder), list(recorder.findings.values()))
+        found = run(call, GENERATIONS[target], values)
+    times = timed(found.recorder)  # spills are findings of the times
+    return Result(found.outputs, times, list({**found.findings, **found.recorder.findings}.values()))
 
 
 @contextmanager
