@@ -84,7 +84,10 @@ def test_turns_that_are_alike_are_skipped(x, values):
 @pytest.mark.parametrize("values", [True, False])
 def test_turns_that_grow_are_all_recorded(x, values):
     inner = sum(i if i < 16 else 5 for i in range(TURNS))  # but for inner loops that are long themselves
-    assert counts(triangular, x, values=values) == (2 * TURNS + 2 * inner, sum(i - 5 for i in range(16, TURNS)))
+    assert counts(triangular, x, values=values) == (
+        2 * TURNS + 2 * inner,
+        sum(i - 5 for i in range(16, TURNS)),
+    )
 
 
 @pytest.mark.parametrize("values", [True, False])

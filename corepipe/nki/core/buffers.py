@@ -54,6 +54,8 @@ class Buffer:
     """An input or a constant: it holds values before the kernel begins."""
     writers: dict[Box, str] = field(default_factory=dict, repr=False)
     """In PSUM: the op that wrote each part, the last one last, since products add to what products left."""
+    zeroed: bool = False
+    """In PSUM: products add to zeros, which were there before the first of them."""
     born: int = 0
     """Events that the stream had when it was allocated, which tells in which loops that was."""
 

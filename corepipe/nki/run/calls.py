@@ -122,7 +122,7 @@ def _outputs(recorder: Recorder, result: Any) -> list[View]:
     """Returns the tensors that the kernel returned, or the parameters that it wrote."""
     if result is not None:
         tensors = result if isinstance(result, tuple | list) else [result]
-        return [t.part if isinstance(t, NkiTensor) else t.view for t in tensors if isinstance(t, TENSORS)]
+        return [t.part for t in tensors if isinstance(t, TENSORS)]
     instructions = [e for e in recorder.stream if isinstance(e, Instruction)]
     written = {id(r.buffer) for e in instructions for r in e.writes if r.buffer.given}
     return [whole(b) for b in recorder.buffers if id(b) in written]

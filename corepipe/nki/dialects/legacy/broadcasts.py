@@ -37,10 +37,10 @@ class Broadcast(Tile):
     def settle(self) -> None:
         """Makes the copy that a loop will read, if nothing has read the products yet."""
         if not self.used:
-            _ = self.view
+            _ = self.part
 
     @property
-    def view(self) -> View:
+    def part(self) -> View:
         """The copy in SBUF."""
         if self._view is None:
             current().flush()

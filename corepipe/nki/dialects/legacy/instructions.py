@@ -14,8 +14,9 @@ from corepipe.nki.core.instructions import Engine
 from corepipe.nki.core.recorder import current
 from corepipe.nki.core.tensors import View
 from corepipe.nki.dialects.legacy import elementwise, products, reductions
+from corepipe.nki.dialects.legacy.memory import scattered
 from corepipe.nki.dialects.legacy.results import Mask
-from corepipe.nki.dialects.legacy.tiles import Tile, operand, pend, scalar_or_operand
+from corepipe.nki.dialects.legacy.tiles import Rows, Tile, operand, pend, scalar_or_operand
 from corepipe.nki.dialects.legacy.types import wider
 from corepipe.nki.isa import partitions, scalar, select, statistics, transfers, vector
 from corepipe.nki.isa import reductions as reducing
@@ -84,14 +85,16 @@ def nc_matmul(
     tile_position: Sequence[int] = (),
     tile_size: Sequence[int] = (),
     mask: Any = None,
+    perf_mode: Any = None,
 ) -> Tile:
-    """Returns stationary [K, M], transposed, times moving [K, N]."""
+    """Returns stationary [K, M], transposed, times moving [K, N]; with two rows a partition, [K, 2, ...]."""
     return products.product(
         operand(stationary),
         operand(moving),
         mask=mask,
         is_transpose=is_transpose,
         onezero=is_stationary_onezero or is_moving_onezero,
+        double_row=perf_mode is not None and str(perf_mode).startswith("double_row"),
         tile_position=tile_position,
         tile_size=tile_size,
     )
@@ -473,6 +476,30 @@ def nc_stream_shuffle(src: Any, dst: Any, shuffle_mask: Any, *, dtype: Any = Non
     partitions.nc_stream_shuffle(target, source, shuffle_mask)
 
 
+def local_gather(
+    src_buffer: Any, index: Any, num_elem_per_idx: int = 1, num_valid_indices: Any = None, *, mask: Any = None
+) -> Tile:
+    """Returns runs of elements, by indices that the 16 partitions of a GpSimd core share."""
+    source, at = operand(src_buffer), operand(index)
+    count = int(num_valid_indices or at.free * partitions.CORE)
+    columns = -(-count // partitions.CORE)
+    shape = (source.partitions, columns, partitions.CORE, int(num_elem_per_idx))
+    if count % partitions.CORE:
+        shape = (source.partitions, count, 1, int(num_elem_per_idx))
+    return pend(
+        shape,
+        source.dtype,
+        lambda dst: partitions.local_gather(dst, source, at, int(num_elem_per_idx), count),
+    )
+
+
+def sequence_bounds(*, segment_ids: Any, dtype: Any = None) -> Tile:
+    """Returns where the segment of each element starts and ends, [1, 2, N]."""
+    ids = operand(segment_ids)
+    kind = dtype if dtype is not None else ids.dtype
+    return pend((1, 2, ids.free), kind, lambda dst: partitions.sequence_bounds(dst, ids))
+
+
 def dma_copy(
     *,
     dst: Any,
@@ -485,8 +512,15 @@ def dma_copy(
     """Copies between HBM and SBUF."""
     if dst_rmw_op is not None and name_of(dst_rmw_op) != "add":
         raise current().refuse("unsupported", "dma_copy: dst_rmw_op is np.add or none")
-    source, target = src.view, dst.view
+    skip = oob_mode is not None and int(oob_mode) == OobMode.skip
+    if isinstance(dst, Rows):
+        scattered(dst, src.part, skip=skip, add=dst_rmw_op is not None)
+        return
+    source, target = src.part, dst.part
     current().flush()
+    if isinstance(src, Rows):
+        transfers.dma_gather(target, source, src.index, skip=skip, add=dst_rmw_op is not None)
+        return
     part = Mask.of(mask, source.shape)
     target = target.fitted(source.shape)
     if part is not None:
@@ -498,7 +532,7 @@ def dma_transpose(
     src: Any, *, axes: Any = None, mask: Any = None, dtype: Any = None, dge_mode: Any = None
 ) -> Tile:
     """Returns a tile with its first and last axes exchanged."""
-    view = src.view
+    view = src.part
     order = transfers.TRANSPOSED.get(view.ndim, ())
     shape = tuple(view.shape[a] for a in order)
     kind = dtype if dtype is not None else view.dtype

@@ -57,7 +57,7 @@ def expand_dims(data: Tile, axis: int) -> Tile:
 
 def device_print(prefix: str, x: Any, *, mask: Any = None) -> None:
     """Prints a tile, where values are computed."""
-    view = x.view if isinstance(x, Tile) else x
+    view = x.part if isinstance(x, Tile) else x
     if isinstance(x, Tile):
         current().flush()
         view = view.array() if current().values else f"{x.dtype}{list(x.shape)}"
@@ -71,7 +71,7 @@ def rand(shape: Any, dtype: Any = np.float32) -> Tile:
     tile = memory.full(lengths, 0, dtype)
     if recorder.values:
         source = recorder.constants.setdefault("random", np.random.default_rng(0))
-        tile.view.array()[...] = source.random(lengths, np.float32)
+        tile.part.array()[...] = source.random(lengths, np.float32)
     return tile
 
 

@@ -16,7 +16,7 @@ from corepipe.nki.core.recorder import Recorder, current
 from corepipe.nki.core.tensors import View, whole
 from corepipe.nki.dialects.legacy.elementwise import in_sbuf
 from corepipe.nki.dialects.legacy.results import Mask, fresh
-from corepipe.nki.dialects.legacy.tiles import Tile, pend
+from corepipe.nki.dialects.legacy.tiles import Rows, Tile, operand, pend
 from corepipe.nki.isa import transfers, vector
 from corepipe.nki.rules.memory import check_address
 
@@ -96,11 +96,11 @@ def full(
     view = whole(_allocated(shape, dtype, memory, name))
     if memory.space is Space.SBUF:
         _set_blocks(view, fill_value)
-    elif current().values:
-        view.array()[...] = fill_value
-        flags = view.written()
-        if flags is not None:
-            flags[...] = True
+    else:
+        view.buffer.zeroed = True
+        if current().values:
+            view.array()[...] = fill_value
+            view.buffer.written = None
     return Tile(view)
 
 
@@ -148,6 +148,8 @@ def shared_identity_matrix(n: int, dtype: Any = np.uint8, **_hints: Any) -> Tile
 
 def load(src: Any, *, mask: Any = None, dtype: Any = None, **_hints: Any) -> Tile:
     """Loads a tile from HBM."""
+    if isinstance(src, Rows):
+        return gathered(src, dtype)
     view = _elements(src)
     part = Mask.of(mask, view.shape)
     source = view if part is None else part.crop(view)
@@ -155,14 +157,30 @@ def load(src: Any, *, mask: Any = None, dtype: Any = None, **_hints: Any) -> Til
     return pend(view.shape, kind, lambda dst: transfers.dma_copy(dst, source), mask=part)
 
 
+def gathered(src: Rows, dtype: Any = None) -> Tile:
+    """Loads the rows that a tile names."""
+    kind = dtype if dtype is not None else src.dtype
+    rows, index = src.part, src.index
+    return pend(src.shape, kind, lambda dst: transfers.dma_gather(dst, rows, index))
+
+
+def scattered(dst: Rows, source: View, *, skip: bool = False, add: bool = False) -> None:
+    """Stores to the rows that a tile names."""
+    current().flush()
+    transfers.dma_scatter(dst.part, _on_chip(source), dst.index, skip=skip, add=add)
+
+
 def _elements(value: Any) -> View:
     if not isinstance(value, Tile):
         raise current().refuse("operand", f"{type(value).__name__} is no tensor")
-    return value.view
+    return value.part
 
 
 def store(dst: Any, value: Any, *, mask: Any = None, **_hints: Any) -> None:
     """Stores a tile to HBM; one in PSUM is copied to SBUF first."""
+    if isinstance(dst, Rows):
+        scattered(dst, operand(value))
+        return
     target = _elements(dst)
     source = _stored(value, target)
     current().flush()
@@ -181,7 +199,7 @@ def _stored(value: Any, target: View) -> View:
         filled = fresh(target.shape if target.ndim > 1 else (1, *target.shape), target.dtype)
         vector.memset(filled, value)
         return filled
-    view = value.view
+    view = value.part
     if [n for n in view.shape if n != 1] == [n for n in target.shape if n != 1]:
         return view
     return view.reshaped(target.shape)

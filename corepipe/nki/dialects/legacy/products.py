@@ -16,18 +16,28 @@ from corepipe.nki.dialects.legacy.tiles import Tile, operand, pend
 from corepipe.nki.isa import tensor, vector
 
 
-def product(stationary: View, moving: View, *, mask: Any = None, **options: Any) -> Tile:
+def product(
+    stationary: View, moving: View, *, mask: Any = None, double_row: bool = False, **options: Any
+) -> Tile:
     """Returns stationary [K, M], transposed, times moving [K, N], in PSUM."""
-    shape = (stationary.free, moving.free)
+    rows = 2 if double_row else 1
+    shape = (stationary.free // rows, moving.free // rows)
     part = Mask.of(mask, shape)
     if part is not None and part.exact is None:
-        rows, columns = part.box
-        stationary, moving = _flat(stationary)[:, rows], _flat(moving)[:, columns]
+        left, right = part.box
+        stationary, moving = _flat(stationary)[:, left], _flat(moving)[:, right]
 
-    def run(dst: View, accumulate: bool = False) -> None:
-        tensor.nc_matmul(dst, stationary, moving, accumulate=accumulate, **options)
+    def run(dst: View, accumulate: bool | None = False) -> None:
+        tensor.nc_matmul(dst, stationary, moving, accumulate=accumulate, double_row=double_row, **options)
 
-    return pend(shape, np.float32, run, mask=part, space=Space.PSUM, accumulate=lambda dst: run(dst, True))
+    return pend(
+        shape,
+        np.float32,
+        run,
+        mask=part,
+        space=Space.PSUM,
+        accumulate=lambda dst: run(dst, dst.buffer.root.zeroed or None),
+    )
 
 
 def _flat(view: View) -> View:

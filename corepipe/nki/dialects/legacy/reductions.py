@@ -145,7 +145,7 @@ class LoopReduction(Tile):
         self._key = current().site()
 
     @property
-    def view(self) -> View:
+    def part(self) -> View:
         """The tile that holds the reduction where the kernel names no other."""
         if self._view is None:
             held = current().constants

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import cache
 from math import prod
 from typing import Any
@@ -26,7 +27,7 @@ class Tile:
         self._view, self._pending = view, pending
 
     @property
-    def view(self) -> View:
+    def part(self) -> View:
         """The elements; a result that has no place yet gets a tile of its own."""
         if self._view is None:
             assert self._pending is not None
@@ -35,15 +36,15 @@ class Tile:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        return self._pending.shape if self._view is None and self._pending else self.view.shape
+        return self._pending.shape if self._view is None and self._pending else self.part.shape
 
     @property
     def dtype(self) -> np.dtype[Any]:
-        return self._pending.dtype if self._view is None and self._pending else self.view.dtype
+        return self._pending.dtype if self._view is None and self._pending else self.part.dtype
 
     @property
     def space(self) -> Space:
-        return self._pending.space if self._view is None and self._pending else self.view.space
+        return self._pending.space if self._view is None and self._pending else self.part.space
 
     @property
     def ndim(self) -> int:
@@ -67,18 +68,21 @@ class Tile:
         return (self[i] for i in range(self.shape[0]))
 
     def __getitem__(self, key: Any) -> Tile:
-        return Tile(kept_partition(self.view[key]))
+        keys = key if isinstance(key, tuple) else (key,)
+        if any(isinstance(k, Tile) for k in keys):
+            return rows_of(self, keys)
+        return Tile(kept_partition(self.part[key]))
 
     def __setitem__(self, key: Any, value: Any) -> None:
         """Assigns to a part: the instruction that made `value` writes there, or it is copied."""
-        assigned(kept_partition(self.view[key]), value)
+        assigned(kept_partition(self.part[key]), value)
 
     def put(self, target: View) -> None:
         """Writes the tile to a part of a tensor."""
         if self._pending is not None and self._pending.waits:
             self._pending.place(target)
             return
-        source = self.view
+        source = self.part
         if source.buffer is target.buffer and source.maps == target.maps and source.shape == target.shape:
             return  # x[i] += y: the sum is there
         current().flush()
@@ -89,7 +93,7 @@ class Tile:
         wanted = [int(n) for n in (shape[0] if len(shape) == 1 and not isinstance(shape[0], int) else shape)]
         if -1 in wanted:
             wanted[wanted.index(-1)] = self.size // max(1, -prod(wanted))
-        return Tile(self.view.reshaped(tuple(wanted)))
+        return Tile(self.part.reshaped(tuple(wanted)))
 
     def broadcast_to(self, shape: Sequence[int], **_hints: Any) -> Tile:
         spread: Tile = _functions().spread_to(self, shape)
@@ -102,19 +106,28 @@ class Tile:
 
     def expand_dims(self, axis: int | Sequence[int]) -> Tile:
         """Returns the same elements with axes of length 1 inserted."""
-        return Tile(self.view.fitted(np.expand_dims(np.empty(self.shape, np.bool_), axis).shape))
+        return Tile(self.part.fitted(np.expand_dims(np.empty(self.shape, np.bool_), axis).shape))
 
     def assert_shape(self, shape: Sequence[int]) -> Tile:
         if tuple(shape) != self.shape:
             raise current().refuse("shape", f"the tile has the shape {self.shape}, not {tuple(shape)}")
         return self
 
-    def view_as(self, dtype: Any) -> Tile:
-        raise current().refuse("unsupported", "view of another type is not supported")
+    def view(self, dtype: Any) -> Tile:
+        """Returns the same bytes as elements of another type of the same size."""
+        kind = np.dtype(dtype)
+        if kind.itemsize != self.itemsize:
+            raise current().refuse(
+                "view", f"elements of {self.dtype} do not have the size of those of {kind}"
+            )
+        part = self.part
+        root = part.buffer.root
+        typed = replace(part.buffer, dtype=kind, alias_of=root, data=None, written=None)
+        return Tile(View(typed, part.shape, part.maps))
 
     def __iadd__(self, other: Any) -> Tile:
         """Adds in place: a product accumulates in PSUM, anything else is a sum on VectorE."""
-        target = self.view
+        target = self.part
         pending = other._pending if isinstance(other, Tile) and target.space is Space.PSUM else None
         if pending is not None and pending.waits and pending.accumulate is not None:
             pending.add_to(target)
@@ -210,6 +223,35 @@ class Tile:
         return _functions().invert(self)
 
 
+class Rows(Tile):
+    """Rows of a tensor in HBM that a tile in SBUF names, one for each partition."""
+
+    __slots__ = ("index",)
+
+    def __init__(self, tensor: View, index: View) -> None:
+        super().__init__(tensor)
+        self.index = index
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return (self.index.size, *self.part.shape[1:])
+
+
+def rows_of(tensor: Tile, keys: tuple[Any, ...]) -> Rows:
+    """Returns the rows of a tensor that is indexed by a tile.  Raises KernelError where it is not the first
+    axis of a tensor in HBM that is."""
+    index, *others = keys
+    if (
+        tensor.space is not Space.HBM
+        or not isinstance(index, Tile)
+        or any(isinstance(k, Tile) for k in others)
+    ):
+        raise current().refuse("indirect", "a tile indexes the first axis of a tensor in HBM alone")
+    rows = tensor.part[(slice(None), *others)]
+    free = tuple(n for n in rows.shape[1:] if n != 1)
+    return Rows(rows.fitted((rows.shape[0], *(free or (1,)))), operand(index))
+
+
 @cache
 def _functions() -> Any:
     """Returns the functions that operators call, which are made of tiles themselves."""
@@ -268,7 +310,7 @@ def operand(value: Any, mask: Mask | None = None) -> View:
     """
     if not isinstance(value, Tile):
         raise current().refuse("operand", f"{type(value).__name__} is no tile")
-    view = value.view
+    view = value.part
     if view.ndim == 1 and view.space is not Space.HBM:
         view = view.fitted((*view.shape, 1))
     return view if mask is None else mask.crop(view)
