@@ -26,12 +26,16 @@ TENSORS = (NkiTensor, Tile)
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """A kernel with its arguments and its grid of programs."""
+    """A kernel with its arguments and its grid of programs.
+
+    updates: arrays whose tensors the kernel writes are changed, as on the device.
+    """
 
     kernel: Any
     arguments: Sequence[Any]
     keywords: Mapping[str, Any]
     grid: tuple[int, ...] = ()
+    updates: bool = False
 
     @property
     def function(self) -> Callable[..., Any]:
@@ -78,6 +82,11 @@ def _programs(recorder: Recorder, call: Call) -> list[View]:
         recorder.program = program
         result = _run(call.function, arguments, keywords)
         recorder.flush()
+    if call.updates and recorder.values:
+        given, tensors = (*call.arguments, *call.keywords.values()), (*arguments, *keywords.values())
+        for array, tensor in zip(given, tensors, strict=True):
+            if isinstance(array, np.ndarray) and array.flags.writeable:
+                array[...] = tensor.part.array()
     return _outputs(recorder, result)
 
 

@@ -85,10 +85,13 @@ def simulate(
     the other on one core.  Raises KernelError where the kernel breaks a rule or fails, and UserError for an
     unknown target.
     """
+    lengths = (grid,) if isinstance(grid, int) else tuple(int(n) for n in grid)
+    return _simulated(Call(kernel, arrays, keywords, lengths or getattr(kernel, "grid", ())), target, values)
+
+
+def _simulated(call: Call, target: str, values: bool) -> Result:
     if target not in GENERATIONS:
         raise UserError(f"target {target!r} is unknown; there are {', '.join(GENERATIONS)}")
-    lengths = (grid,) if isinstance(grid, int) else tuple(int(n) for n in grid)
-    call = Call(kernel, arrays, keywords, lengths or getattr(kernel, "grid", ()))
     with installed():  # kernels import in their bodies too
         found = run(call, GENERATIONS[target], values)
     times = timed(found.recorder)  # spills are findings of the times
@@ -111,7 +114,8 @@ def called(kernel: Kernel, arguments: Sequence[Any], keywords: Mapping[str, Any]
     mode = kernel.options.get("mode", kernel.mode)
     given = [_array(a) for a in arguments]
     named = {name: _array(a) for name, a in keywords.items()}
-    result = simulate(kernel, *given, target=target, values=mode != "benchmark", **named)
+    call = Call(kernel, given, named, kernel.grid, updates=True)
+    result = _simulated(call, target, values=mode != "benchmark")
     if mode == "benchmark":
         kernel.benchmark_result = Benchmark(Latency(result.latency_us))
     return result.outputs[0] if len(result.outputs) == 1 else tuple(result.outputs)

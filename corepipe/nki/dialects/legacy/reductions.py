@@ -142,7 +142,14 @@ class LoopReduction(Tile):
         super().__init__(None)
         self.tile, self.op, self.first, self.mask = tile, op, first, mask
         self._dtype = np.dtype(dtype) if dtype is not None else tile.dtype
-        self._key = current().site()
+        recorder = current()
+        recorder.flush()
+        recorder.pending = self
+        self._key = recorder.site()
+
+    def __call__(self) -> View:
+        """Adds this turn to a tile of its own, since the kernel assigns it nowhere."""
+        return self.part
 
     @property
     def part(self) -> View:
@@ -151,8 +158,8 @@ class LoopReduction(Tile):
             held = current().constants
             if self.first or self._key not in held:
                 held[self._key] = fresh(self.tile.shape, self._dtype)
-            self._view = held[self._key]
-            self.reduce_into(self._view)
+            self.put(held[self._key])
+        assert self._view is not None
         return self._view
 
     @property
@@ -168,15 +175,21 @@ class LoopReduction(Tile):
         return Space.SBUF
 
     def put(self, target: View) -> None:
+        recorder = current()
+        if recorder.pending is self:
+            recorder.pending = None
         self._view = target
-        self.reduce_into(target)
+        before, recorder.at = recorder.at, self._key
+        try:
+            self.reduce_into(target)
+        finally:
+            recorder.at = before
 
     def reduce_into(self, target: View) -> None:
         """Records the step of this turn."""
         part = Mask.of(self.mask, self.tile.shape)
         source = operand(self.tile, part)
         dst = target.fitted(operand(self.tile).shape) if part is None else part.part(target)
-        current().flush()
         if self.first:
             vector.tensor_copy(dst, source)
         else:

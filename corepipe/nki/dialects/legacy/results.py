@@ -37,12 +37,12 @@ class Mask:
         if mask is None or mask is True:
             return None
         array = np.asarray(mask, np.bool_)
-        if not any(array.strides) and array.size:  # one value for all
-            if array.flat[0]:
-                return None
-            return cls((slice(0, 0),) * len(shape), None)
+        if not any(array.strides) and array.size:
+            array = array.reshape(-1)[:1]  # one value for all
         if array.all():
             return None
+        if not array.any():
+            return cls((slice(0, 0),) * len(shape), None)
         array = _with_rank(array, len(shape))
         if array.ndim != len(shape) or any(m not in {1, n} for m, n in zip(array.shape, shape, strict=True)):
             raise current().refuse("mask", f"a mask of shape {array.shape} does not fit a tile of {shape}")
