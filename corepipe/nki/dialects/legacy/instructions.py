@@ -37,7 +37,7 @@ class EngineName(IntEnum):
 
 
 class ReduceName(IntEnum):
-    """What an instruction does to the registers of its engine."""
+    """Commands to the registers of an engine."""
 
     idle = 0
     reset = 1
@@ -553,7 +553,7 @@ class NcVersion(IntEnum):
 
 
 class DgeMode(IntEnum):
-    """How the descriptors of a transfer are made."""
+    """Ways to make the descriptors of a transfer."""
 
     none = 0
     swdge = 1
@@ -562,7 +562,7 @@ class DgeMode(IntEnum):
 
 
 class OobMode(IntEnum):
-    """What an index outside of its tensor does."""
+    """Effects of an index outside of its tensor."""
 
     error = 0
     skip = 1
