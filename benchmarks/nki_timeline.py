@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import importlib.util
 import re
+import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -26,6 +27,8 @@ PAGE = ROOT / "docs" / "nki.md"
 STORIES = {"scan": 60.0, "rmsnorm_product": 60.0}
 """Files, and the microseconds that their pictures show."""
 TARGET = "trn2"
+FIRST = "examples/nki/rmsnorm.py"
+"""The kernel of the page's first run."""
 
 WIDTH, LEFT, RIGHT, LANE, TITLE, GAP = 760, 70, 60, 13, 20, 10
 LANES = (Engine.TENSOR, Engine.VECTOR, Engine.SCALAR, Engine.GPSIMD, Engine.DMA)
@@ -131,10 +134,17 @@ def table(results: Sequence[tuple[str, str, Result]]) -> str:
     return "\n".join(rows)
 
 
-def with_tables(page: str, tables: dict[str, str]) -> str:
-    """Returns the page with the tables of now between the marks of each story."""
-    for name, rows in tables.items():
-        marks = rf"(<!-- steps of {name} -->\n).*?(<!-- end -->)"
+def first_run() -> str:
+    """Returns what the command prints of the first kernel."""
+    command = [sys.executable, "-m", "corepipe", "nki", FIRST]
+    printed = subprocess.run(command, capture_output=True, text=True, check=True, cwd=ROOT).stdout
+    return f"```text\n{printed.rstrip()}\n```"
+
+
+def with_parts(page: str, parts: dict[str, str]) -> str:
+    """Returns the page with the text of now between the marks of each part."""
+    for name, rows in parts.items():
+        marks = rf"(<!-- {name} -->\n).*?(<!-- end -->)"
         page = re.sub(marks, lambda m, rows=rows: f"{m[1]}{rows}\n{m[2]}", page, flags=re.DOTALL)
     return page
 
@@ -143,12 +153,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--check", action="store_true")
     args = parser.parse_args()
-    files, tables = {}, {}
+    files, parts = {}, {"first run": first_run()}
     for name, window in STORIES.items():
         results = list(steps(name))
         files[ROOT / "docs" / "images" / f"nki-{name.replace('_', '-')}.svg"] = picture(name, results, window)
-        tables[name] = table(results)
-    files[PAGE] = with_tables(PAGE.read_text(encoding="utf-8"), tables)
+        parts[f"steps of {name}"] = table(results)
+    files[PAGE] = with_parts(PAGE.read_text(encoding="utf-8"), parts)
     old = [path for path, text in files.items() if not path.is_file() or path.read_text("utf-8") != text]
     if args.check:
         sys.exit(", ".join(path.name for path in old) or 0)
