@@ -48,24 +48,30 @@ def scan_2(x, dt, a, b, c):
     """Tokens along the free axis: VectorE's scan walks through all of them in one instruction a state."""
     (tokens, width), heads, states = x.shape, dt.shape[1], b.shape[1]
     channels, piece = width // heads, min(BANK, tokens)
+    many = most_heads(heads, CHUNK // channels)
+    lanes = many * channels
     y = nl.ndarray((tokens, width), dtype=x.dtype, buffer=nl.shared_hbm)
     identity = nl.load(nl.shared_constant(np.identity(CHUNK, dtype=np.float32)))
-    a_all = nl.broadcast_to(nl.load(a), shape=(channels, heads))
     b_rows, c_rows, dt_rows = transposed(b, identity), transposed(c, identity), transposed(dt, identity)
-    for h in nl.affine_range(heads):
-        x_rows = transposed(x[0:tokens, h * channels : (h + 1) * channels], identity)
-        total = nl.zeros((nl.par_dim(channels), tokens), dtype=nl.float32, buffer=nl.sbuf)
-        decay = nl.ndarray((nl.par_dim(channels), tokens), dtype=nl.float32, buffer=nl.sbuf)
+    steps = nisa.tensor_scalar(dt_rows, op0=np.multiply, operand0=nl.load(a[0, nl.arange(heads)[:, None]]))
+    for g in nl.affine_range(heads // many):
+        cols = slice(g * lanes, (g + 1) * lanes)
+        x_rows = transposed(x[0:tokens, cols], identity)
+        # A product with columns of the identity repeats rows over partitions: each head's over its channels.
+        own = nl.copy(over(identity[0:heads, g * many : (g + 1) * many], channels)).reshape((heads, lanes))
+        total = nl.zeros((nl.par_dim(lanes), tokens), dtype=nl.float32, buffer=nl.sbuf)
+        decay = nl.ndarray((nl.par_dim(lanes), tokens), dtype=nl.float32, buffer=nl.sbuf)
         for i in nl.affine_range(tokens // piece):
             part = slice(i * piece, (i + 1) * piece)
-            dt_h = repeated(dt_rows, h, part, identity, channels)
-            decay[:, part] = nisa.activation(op=nl.exp, data=dt_h, scale=a_all[:, h : h + 1])
-            x_rows[:, part] = nisa.tensor_tensor(x_rows[:, part], dt_h, op=np.multiply)
+            decay[:, part] = nl.exp(nisa.nc_matmul(own, steps[:, part]))
+            repeated = nisa.nc_matmul(own, dt_rows[:, part])
+            x_rows[:, part] = nisa.tensor_tensor(x_rows[:, part], repeated, op=np.multiply)
         for n in nl.affine_range(states):
-            last = nl.zeros((nl.par_dim(channels), 1), dtype=nl.float32, buffer=nl.sbuf)
+            chosen = nl.copy(identity[0:states, n : n + 1].broadcast_to((states, lanes)))
+            last = nl.zeros((nl.par_dim(lanes), 1), dtype=nl.float32, buffer=nl.sbuf)
             for i in nl.static_range(tokens // piece):
                 part = slice(i * piece, (i + 1) * piece)
-                b_n, c_n = (repeated(rows, n, part, identity, channels) for rows in (b_rows, c_rows))
+                b_n, c_n = (nisa.nc_matmul(chosen, rows[:, part]) for rows in (b_rows, c_rows))
                 added = nisa.tensor_tensor(x_rows[:, part], b_n, op=np.multiply)
                 state = nisa.tensor_tensor_scan(
                     decay[:, part], added, initial=last, op0=np.multiply, op1=np.add
@@ -75,8 +81,7 @@ def scan_2(x, dt, a, b, c):
                 total[:, part] = nisa.tensor_tensor(total[:, part], out, op=np.add)
         for k in nl.affine_range(tokens // CHUNK):
             rows = nisa.nc_transpose(total[:, k * CHUNK : (k + 1) * CHUNK])
-            at = slice(k * CHUNK, (k + 1) * CHUNK)
-            nl.store(y[at, h * channels : (h + 1) * channels], value=nl.copy(rows, dtype=x.dtype))
+            nl.store(y[k * CHUNK : (k + 1) * CHUNK, cols], value=nl.copy(rows, dtype=x.dtype))
     return y
 
 
@@ -88,13 +93,6 @@ def transposed(tensor, identity):
         tile = nl.load(tensor[k * CHUNK : (k + 1) * CHUNK, 0:n])
         rows[:, k * CHUNK : (k + 1) * CHUNK] = nl.copy(nisa.nc_matmul(tile, identity, is_transpose=True))
     return rows
-
-
-def repeated(rows, n, part, identity, partitions):
-    """Returns row `n` in all partitions, in PSUM: a product with a column of the identity, repeated."""
-    count = rows.shape[0]
-    chosen = nl.copy(identity[0:count, n : n + 1].broadcast_to((count, partitions)))
-    return nisa.nc_matmul(chosen, rows[:, part])
 
 
 @nki.jit
