@@ -9,6 +9,7 @@ from pathlib import Path
 from types import ModuleType
 
 from corepipe import nki
+from corepipe.nki.dialects.current.modules import REFUSED
 from corepipe.nki.rules.rule import BOTH, Rule
 from corepipe.nki.rules.table import GROUPS
 
@@ -61,8 +62,9 @@ def _limits(rule: Rule) -> str:
 def _names() -> Iterator[str]:
     with nki.installed():
         for name, shown in MODULES.items():
-            listed = ", ".join(f"`{n}`" for n in names(importlib.import_module(name)))
-            yield f"| `{name}` ({shown}) | {listed} |"
+            there = [n for n in names(importlib.import_module(name)) if name != "nki.isa" or n not in REFUSED]
+            yield f"| `{name}` ({shown}) | {', '.join(f'`{n}`' for n in there)} |"
+    yield f"| `nki.isa`, refused when they are called | {', '.join(f'`{n}`' for n in sorted(REFUSED))} |"
 
 
 def names(module: ModuleType) -> list[str]:
