@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -478,3 +479,11 @@ def test_the_number_of_blocks_that_a_kernel_gives_is_kept() -> None:
 
     found = run(kernel)
     assert {place[-1]: n for place, n in found.copies.items()} == {"given": 2}
+
+
+def test_the_decision_lists_the_rules() -> None:
+    page = Path("docs/decisions/2026-11-28-nki-compiler-rules.md").read_text(encoding="utf-8")
+    for rules in PROFILES.values():
+        for rule in rules:
+            assert f"| `{rule.name}` |" in page, rule.name
+            assert all(kernel in page for kernel in rule.explains), rule.name

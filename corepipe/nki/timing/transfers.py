@@ -143,7 +143,7 @@ def _transfer(
 def traffic(stream: Iterable[Event], weights: Iterable[int]) -> Traffic:
     """Returns the bytes that a stream moves between HBM and the core.
 
-    What a kernel keeps in HBM for itself counts as spilled and reloaded, as in profiles: AccelOpt's swiglu.
+    Profiles count tensors that a kernel keeps in HBM for itself as spilled (AccelOpt's swiglu), this does not.
     """
     sums = {"read": 0, "written": 0, SPILLED: 0, RELOADED: 0}
     for event, weight in zip(stream, weights, strict=True):
