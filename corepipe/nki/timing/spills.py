@@ -71,6 +71,7 @@ class Spilling:
     absences: list[Absence] = field(default_factory=list)
     live: float = 0.0
     _residents: dict[int, Resident] = field(default_factory=dict)
+    _returns: dict[int, list[tuple[Resident, float]]] = field(default_factory=dict)
     _queue: list[tuple[int, int, Resident]] = field(default_factory=list)
 
     def run(self) -> list[Absence]:
@@ -78,6 +79,10 @@ class Spilling:
         for at in range(len(self.program.stream)):
             for resident, count in grows.get(at, ()):
                 self._grow(resident, count)
+            for resident, more in self._returns.pop(at, ()):
+                if resident.absence is None and resident.uses < len(resident.block.touches):
+                    resident.held += more
+                    self.live += more
             used = self.program.used.get(at)
             if used:
                 self._use(at, {id(b): b for b, _ in used if self._counts(b)})
@@ -122,16 +127,23 @@ class Spilling:
         elif resident.uses:
             missing = 0.0
         if missing:
-            turns = 1
-            for frame in self.program.groups[at]:
-                turns *= frame.gap
-            bytes_ = missing * block.size * max(1.0, resident.count / turns if resident.uses else 1.0)
-            resident.held += bytes_
-            self.live += bytes_
+            self._hold(resident, at, missing * block.size)
         resident.dirty |= at in block.written and not self._from_hbm(block, at)
         resident.uses += 1
         if resident.uses < len(block.touches):
             heappush(self._queue, (-resident.next, id(resident), resident))
+
+    def _hold(self, resident: Resident, at: int, size: float) -> None:
+        """Takes memory for a block that comes.
+
+        In the turn before a gap one comes of those that it stands for; the others have come where it ends.
+        """
+        count = resident.count if resident.uses else 1
+        now = size * max(1.0, count / self.program.weights[at])
+        resident.held += now
+        self.live += now
+        if count * size > now and (groups := self.program.groups[at]):
+            self._returns.setdefault(groups[0].skip, []).append((resident, count * size - now))
 
     def _from_hbm(self, block: Block, at: int) -> bool:
         instruction = self.program.of(at)

@@ -143,7 +143,8 @@ def _transfer(
 def traffic(stream: Iterable[Event], weights: Iterable[int]) -> Traffic:
     """Returns the bytes that a stream moves between HBM and the core.
 
-    Profiles count tensors that a kernel keeps in HBM for itself as spilled (AccelOpt's swiglu), this does not.
+    Profiles count tensors that kernels keep in HBM for themselves as spilled (AccelOpt's swiglu), this does
+    not.
     """
     sums = {"read": 0, "written": 0, SPILLED: 0, RELOADED: 0}
     for event, weight in zip(stream, weights, strict=True):
