@@ -12,6 +12,10 @@ import numpy as np
 from corepipe.nki.core.buffers import Space
 from corepipe.nki.core.instructions import Engine
 from corepipe.nki.core.recorder import current
+from corepipe.nki.rules.language import USABLE
+
+RESERVED = 16 << 10
+"""Bytes of a partition of SBUF that kernels cannot use."""
 
 DTYPES: dict[str, np.dtype[Any]] = {
     "bool_": np.dtype(np.bool_),
@@ -142,7 +146,7 @@ class TileSize:
     @property
     def sbuf_fmax_bytes(self) -> int:
         """Bytes of a partition that kernels may use."""
-        return 1024 * {"v2": 176, "v3": 208, "v4": 240}[current().generation]
+        return USABLE[current().generation]
 
     total_available_sbuf_size = sbuf_fmax_bytes
 
@@ -152,4 +156,4 @@ class TileSize:
 
     @property
     def sbuf_size_bytes(self) -> int:
-        return 128 * 1024 * {"v2": 192, "v3": 224, "v4": 256}[current().generation]
+        return self.pmax * (self.sbuf_fmax_bytes + RESERVED)
