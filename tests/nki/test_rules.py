@@ -67,3 +67,31 @@ def test_a_reshaped_tensor_is_judged_where_its_elements_are() -> None:
     check(recorder, "memset", (Engine.VECTOR,), (other[:32],), ())
     with pytest.raises(KernelError, match="starts at partition 16"):
         check(recorder, "memset", (Engine.VECTOR,), (other[16:32],), ())
+
+
+@pytest.mark.parametrize(
+    ("generation", "dtype", "most"),
+    [("v2", np.float32, 512), ("v3", np.float32, 512), ("v4", np.float32, 4096), ("v4", BFLOAT16, 8192)],
+)
+def test_how_wide_a_product_may_be(generation: str, dtype: object, most: int) -> None:
+    recorder = Recorder(generation, legacy=False, values=False)
+    stationary = tile(recorder, Space.SBUF, 128, 128)
+    for columns in (most, most + 1):
+        moving = tile(recorder, Space.SBUF, 128, columns)
+        dst = tile(recorder, Space.PSUM, 128, columns, dtype=dtype)
+        try:
+            check(recorder, "nc_matmul", (Engine.TENSOR,), (dst,), (stationary, moving))
+            found = ""
+        except KernelError as error:
+            found = error.rule
+        assert found == ("" if columns == most else "matmul_columns")
+
+
+def test_a_legal_tile_is_seen_at_a_glance(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Checks that what is legal takes the short way: every instruction of a kernel passes here."""
+    monkeypatch.setattr("corepipe.nki.rules.check.check_tile", None)
+    recorder = Recorder("v2", legacy=True, values=False)
+    tiles = tile(recorder, Space.SBUF, 128, 2048)
+    dst = tile(recorder, Space.PSUM, 128, 512)
+    check(recorder, "nc_matmul", (Engine.TENSOR,), (dst,), (tiles[:, :128], tiles[:, 512:1024]))
+    check(recorder, "tensor_tensor", (Engine.VECTOR,), (tiles[:, :512],), (dst, tiles[:, 512:1024]))

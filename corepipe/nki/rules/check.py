@@ -98,7 +98,7 @@ def check_tile(recorder: Recorder, op: str, view: View) -> None:
         return
     if n > PARTITIONS:
         raise broken(recorder, "partitions", op, view, found=n)
-    if free > PSUM_ELEMENTS and view.space is PSUM:
+    if view.space is PSUM and free > RULES["psum_elements"].limits[recorder.generation]:
         raise broken(recorder, "psum_elements", op, view, found=free)
     if free > SBUF_ELEMENTS:
         raise broken(recorder, "free_elements", op, view, found=free)

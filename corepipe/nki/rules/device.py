@@ -42,7 +42,7 @@ TILES = (
         "{operand} has {found}",
         "cut it along its free axes",
         ARCHITECTURE + "Vector Engine",
-        all_cores(4096),
+        {"v2": 4096, "v3": 4096, "v4": 8192},
     ),
     Rule(
         "free_axes",

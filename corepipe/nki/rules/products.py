@@ -37,7 +37,7 @@ def _matmul(
     if m > columns:
         raise broken(recorder, "matmul_rows", op, stationary, found=m, limit=columns)
     limit = COLUMNS[recorder.generation]
-    if n > limit and n > (limit := limit * 4 // max(4, 2 * dst.dtype.itemsize)):
+    if n > limit and (recorder.generation != "v4" or n > (limit := limit * 4 // dst.dtype.itemsize)):
         raise broken(recorder, "matmul_columns", op, moving, found=n, limit=limit)
     if dst.shape != (m, n) and (dst.shape[0] != m or dst.free != n):
         raise broken(
