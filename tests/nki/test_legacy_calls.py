@@ -15,6 +15,7 @@ from corepipe.nki.core.errors import KernelError
 with nki_simulator.installed():
     import neuronxcc.nki.typing as nt
     from neuronxcc import nki
+    from neuronxcc.nki import isa as nisa
     from neuronxcc.nki import language as nl
 
 
@@ -106,6 +107,16 @@ def test_numbers_and_keywords_are_passed_as_they_are():
         return out
 
     np.testing.assert_array_equal(scaled(X, 3, shift=1), 3 * X + 1)
+
+
+def test_names_of_instructions_speak_to_the_compiler_alone():
+    @nki.jit
+    def named(x):
+        out = nl.ndarray(x.shape, dtype=x.dtype, buffer=nl.shared_hbm, name="out")
+        nl.store(out, nisa.tensor_copy(nl.load(x), name="copied"))
+        return out
+
+    np.testing.assert_array_equal(named(X), X)
 
 
 def test_what_a_kernel_raises_names_its_line():

@@ -87,7 +87,7 @@ def _check_tensors(function: Callable[..., Any], positional: Sequence[Any], name
 nc_transpose = _instruction(tensor.nc_transpose)
 activation = _instruction(scalar.activation)
 activation_reduce = _instruction(scalar.activation_reduce)
-tensor_copy = _instruction(vector.tensor_copy)
+tensor_copy = _instruction(vector.tensor_copy, "dtype")
 memset = _instruction(vector.memset)
 reciprocal = _instruction(vector.reciprocal)
 tensor_tensor = _instruction(vector.tensor_tensor)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import wraps
 from inspect import isfunction
 from typing import Any
 
@@ -29,7 +30,7 @@ class TensorType:
 
 def _isa() -> dict[str, Any]:
     names: dict[str, Any] = {
-        name: value
+        name: _named(value)
         for name, value in vars(instructions).items()
         if isfunction(value) and value.__module__ == instructions.__name__ and name[0] != "_"
     }
@@ -45,6 +46,16 @@ def _isa() -> dict[str, Any]:
         fp32=language.names()["fp32"],
     )
     return names
+
+
+def _named(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Returns an instruction that also takes a name, which speaks to the compiler alone."""
+
+    @wraps(function)
+    def called(*arguments: Any, name: str = "", **keywords: Any) -> Any:
+        return function(*arguments, **keywords)
+
+    return called
 
 
 def _nki(runner: Runner) -> dict[str, Any]:
