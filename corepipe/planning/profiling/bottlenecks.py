@@ -122,9 +122,9 @@ class _Trials:
         return ProposedChange(flag, text, more / slower)
 
     def _predict(self, setup: ProfileSetup) -> ProfileRun | None:
-        """Predicts a run; None where the model cannot be divided so, does not fit, or has kernels that the
-        user's cannot stand for."""
-        if setup.placement.cores > setup.instance.cores:
+        """Predicts a run; None where the model cannot be divided so, does not fit, or would need kernels of
+        the user for other sizes: each takes a comparison, and perhaps minutes."""
+        if setup.placement.cores > setup.instance.cores or not self._keeps_kernels(setup):
             return None
         try:
             _, programs = self._compile(setup)
@@ -133,6 +133,12 @@ class _Trials:
             return ProfileRun(setup, self._compile) if blocks >= setup.limits.max_blocks else None
         except UserError:
             return None
+
+    def _keeps_kernels(self, setup: ProfileSetup) -> bool:
+        """Tells whether the user's kernels, if there are any, have the same sizes and types."""
+        now = self._run.setup
+        same = setup.format.compute is now.format.compute and setup.placement.tensor == now.placement.tensor
+        return setup.profile.kernels is None or same
 
     def _compile(self, setup: ProfileSetup) -> Compiled:
         key = (setup.format.name, setup.placement)
