@@ -261,6 +261,19 @@ def test_fp8_takes_the_nearest_of_all_its_values(kind: Any) -> None:
     np.testing.assert_array_equal(np.abs(found - x), best)
 
 
+@pytest.mark.parametrize(
+    "kind", [ml_dtypes.float8_e4m3, ml_dtypes.float8_e4m3fn, ml_dtypes.float8_e5m2, ml_dtypes.float8_e8m0fnu]
+)
+def test_tiles_of_fp8_are_copied_and_read(kind: Any) -> None:
+    x = np.arange(1, 65, dtype=np.uint8).reshape(8, 8).view(kind)
+    with bench() as core:
+        dst, wider = core.new((8, 4), kind), core.new((8, 4))
+        vector.tensor_copy(dst, core.put(x)[:, 0:8:2])
+        vector.tensor_copy(wider, dst)
+        assert (dst.array().view(np.uint8) == x.view(np.uint8)[:, ::2]).all()
+        np.testing.assert_array_equal(wider.array(), x[:, ::2].astype(np.float32))
+
+
 def test_integers_saturate_round_to_even_and_take_nan_as_zero() -> None:
     x = np.array([0.5, 1.5, 2.5, -0.5, 126.6, 300, -300, np.nan, np.inf, 3e9], np.float32)
     assert cast(x, np.dtype(np.int8)).tolist() == [0, 2, 2, 0, 127, 127, -128, 0, 127, 127]

@@ -13,7 +13,6 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from numpy.lib.stride_tricks import as_strided
 
 from corepipe.nki.core.buffers import Array, Box, Buffer, Region, Space
 from corepipe.nki.core.errors import KernelError
@@ -126,7 +125,10 @@ class View:
         size = flat.itemsize
         if not self.size:
             return np.empty(self.shape, flat.dtype)
-        return as_strided(flat[self.offset :], self.shape, tuple(s * size for s in self.steps))
+        # Not as_strided: numpy's name of ml_dtypes' float8_e5m2 is one that it does not know itself.
+        memory = flat.view(np.uint8)
+        steps = tuple(s * size for s in self.steps)
+        return np.ndarray(self.shape, flat.dtype, memory, self.offset * size, steps)
 
     def __getitem__(self, key: Any) -> View:
         return self.at(*indexed(key, self.shape))
