@@ -108,6 +108,26 @@ def test_results_have_the_type_of_the_wider_operand():
     }
 
 
+@pytest.mark.parametrize(
+    "dtype", ["float8_e4m3", "float8_e5m2", "bfloat16", "float16", "int8", "uint8", "int32"]
+)
+def test_tensors_of_every_type_are_cast(dtype):
+    kind = getattr(nl, dtype)
+    found, _ = outcome(lambda x: nl.copy(x, dtype=kind)[:, 0:16], np.rint(TILE), dtype=kind)
+    want = np.rint(TILE)[:, :16]
+    np.testing.assert_array_equal(found.astype(np.float32), np.maximum(want, 0) if dtype == "uint8" else want)
+
+
+def test_the_bytes_of_a_tensor_are_read_in_another_type():
+    def kernel(x):
+        out = nl.ndarray(x.shape, dtype=nl.float32, buffer=nl.shared_hbm)
+        nl.store(out, nl.load(x.view(nl.float8_e5m2), dtype=nl.float32))
+        return out
+
+    values = np.arange(-8, 8, dtype=np.float32).reshape(4, 4).astype(ml_dtypes.float8_e5m2)
+    np.testing.assert_array_equal(traced(kernel, values.view(np.uint8))[0][0], values.astype(np.float32))
+
+
 def traced(body, *arrays):
     """Returns the outputs of a kernel, and its instructions."""
     found = run(Call(body, arrays, {}), "v2", values=True)
