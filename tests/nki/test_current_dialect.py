@@ -279,6 +279,23 @@ def test_what_is_not_simulated_is_refused_by_name_and_line(name: str) -> None:
     assert error.value.site.file == __file__
 
 
+def typed(x: Any, kind: Any) -> Any:
+    import nki.isa as nisa
+    import nki.language as nl
+
+    out = nl.ndarray(x.shape, kind, nl.shared_hbm)
+    nisa.dma_copy(dst=out, src=x)
+    return out
+
+
+@pytest.mark.parametrize("kind", [np.float16, np.dtype(np.float16), "float16"])
+def test_types_are_arguments(kind: Any) -> None:
+    x = normal(16, 4, 8)
+    (found,) = simulate(typed, x, kind, target="trn2").outputs
+    assert found.dtype == np.float16
+    np.testing.assert_array_equal(found, x.astype(np.float16))
+
+
 def test_objects_of_kernels_may_leave_annotations_out() -> None:
     with installed():
         from dataclasses import dataclass

@@ -106,7 +106,7 @@ def _given(recorder: Recorder, value: Any, name: str = "") -> Any:
     """Returns an argument as the kernel sees it: arrays are tensors in HBM."""
     if isinstance(value, tuple | list):
         return type(value)(_given(recorder, v, name) for v in value)
-    if hasattr(value, "__array__") and not isinstance(value, np.generic):  # torch's and jax's too
+    if hasattr(value, "__array__") and not isinstance(value, np.generic | type):  # torch's and jax's too
         value = np.asarray(value)
     if not isinstance(value, np.ndarray):
         return value

@@ -53,6 +53,8 @@ def dtype_of(dtype: Any) -> np.dtype[Any]:
         found: np.dtype[Any] = np.dtype(dtype)
     except TypeError:
         raise current().refuse("dtype", f"{dtype!r} is no type of elements") from None
+    if found.hasobject:
+        raise current().refuse("dtype", f"{dtype!r} is no type of elements")
     return found
 
 
