@@ -1,78 +1,25 @@
-"""`nki.isa` of the legacy dialect: the instructions, with their results returned."""
+"""`nki.isa` of the legacy dialect: instructions that compute, with their results returned."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from enum import IntEnum
 from typing import Any
 
-import numpy as np
-
-from corepipe.nki.core.affine import IndexTile
 from corepipe.nki.core.buffers import Space
-from corepipe.nki.core.instructions import Engine
 from corepipe.nki.core.recorder import current
-from corepipe.nki.core.tensors import View
 from corepipe.nki.dialects.legacy import elementwise, products, reductions
-from corepipe.nki.dialects.legacy.memory import scattered
+from corepipe.nki.dialects.legacy.operands import (
+    Operands,
+    ReduceName,
+    engine_of,
+)
 from corepipe.nki.dialects.legacy.results import Mask
-from corepipe.nki.dialects.legacy.tiles import Rows, Tile, operand, pend, scalar_or_operand
+from corepipe.nki.dialects.legacy.tiles import Tile, operand, pend, scalar_or_operand
 from corepipe.nki.dialects.legacy.types import wider
-from corepipe.nki.isa import partitions, scalar, select, statistics, transfers, vector
 from corepipe.nki.isa import reductions as reducing
+from corepipe.nki.isa import scalar, select, vector
 from corepipe.nki.isa.base import ReduceCommand
-from corepipe.nki.isa.operations import name_of
 from corepipe.nki.rules.breaking import broken
-
-
-class EngineName(IntEnum):
-    """The engines by the numbers that kernels see."""
-
-    unknown = 0
-    tensor = 1
-    scalar = 2
-    gpsimd = 3
-    vector = 5
-    sync = 6
-
-
-class ReduceName(IntEnum):
-    """Commands to the registers of an engine."""
-
-    idle = 0
-    reset = 1
-    reduce = 2
-    reset_reduce = 3
-
-
-def engine_of(name: Any) -> Engine | None:
-    """Returns the engine that a kernel names; None leaves the choice to the compiler."""
-    if name is None or int(name) == EngineName.unknown:
-        return None
-    return Engine(EngineName(int(name)).name)
-
-
-class _Operands:
-    """The operands of one instruction: cropped by its mask, numbers as they are."""
-
-    def __init__(self, data: Any, mask: Any) -> None:
-        self.whole = operand(data)
-        self.mask = Mask.of(mask, self.whole.shape)
-        self.data = self.whole if self.mask is None else operand(data, self.mask)
-
-    def view(self, value: Any) -> View:
-        """Returns another tile of the same shape, or with axes of length 1."""
-        return operand(value, self.mask)
-
-    def number(self, value: Any) -> Any:
-        """Returns a number, or a view of one number a partition."""
-        if isinstance(value, Tile) and value.ndim < self.whole.ndim and self.mask is not None:
-            return scalar_or_operand(value.reshape(value.shape[0], *(1,) * (self.whole.ndim - 1)), self.mask)
-        return scalar_or_operand(value, self.mask)
-
-    def result(self, dtype: Any, run: Any) -> Tile:
-        kind = dtype if dtype is not None else self.whole.dtype
-        return pend(self.whole.shape, kind, run, mask=self.mask)
 
 
 def nc_matmul(
@@ -118,7 +65,7 @@ def activation(
     dtype: Any = None,
 ) -> Tile:
     """Returns op(data * scale + bias)."""
-    given = _Operands(data, mask)
+    given = Operands(data, mask)
     shift = None if bias is None else given.number(bias)
     factor = given.number(scale)
     sums = None if reduce_res is None else operand(reduce_res)
@@ -150,7 +97,7 @@ def activation_reduce(
     dtype: Any = None,
 ) -> Tile:
     """Returns op(data * scale + bias), and writes its reduction to reduce_res."""
-    given = _Operands(data, mask)
+    given = Operands(data, mask)
     shift = None if bias is None else given.number(bias)
     factor, sums = given.number(scale), given.view(reduce_res)
     return given.result(
@@ -184,7 +131,7 @@ def tensor_scalar(
     engine: Any = None,
 ) -> Tile:
     """Returns (data op0 operand0) op1 operand1."""
-    given = _Operands(data, mask)
+    given = Operands(data, mask)
     first = None if operand0 is None else given.number(operand0)
     second = None if operand1 is None else given.number(operand1)
     chosen = engine_of(engine)
@@ -216,7 +163,7 @@ def tensor_scalar_reduce(
     mask: Any = None,
 ) -> Tile:
     """Returns data op0 operand0, and writes its reduction to reduce_res."""
-    given = _Operands(data, mask)
+    given = Operands(data, mask)
     first, sums = given.number(operand0), given.view(reduce_res)
     return given.result(
         dtype,
@@ -239,7 +186,7 @@ def scalar_tensor_tensor(
     mask: Any = None,
 ) -> Tile:
     """Returns (data op0 operand0) op1 operand1, where operand1 is a tile."""
-    given = _Operands(data, mask)
+    given = Operands(data, mask)
     first, second = given.number(operand0), given.view(operand1)
     return given.result(
         dtype,
@@ -262,7 +209,7 @@ def tensor_tensor_scan(
     mask: Any = None,
 ) -> Tile:
     """Returns r with r[i] = (data0[i] op0 r[i - 1]) op1 data1[i]."""
-    given = _Operands(data0, mask)
+    given = Operands(data0, mask)
     other, start = given.view(data1), given.number(initial)
     return given.result(
         dtype if dtype is not None else wider(given.whole.dtype, data1.dtype),
@@ -288,7 +235,7 @@ def tensor_reduce(
 
 def tensor_partition_reduce(op: Any, data: Any, *, mask: Any = None, dtype: Any = None) -> Tile:
     """Returns the reduction over partitions, [1, N]."""
-    given = _Operands(data, mask)
+    given = Operands(data, mask)
     kind = dtype if dtype is not None else given.whole.dtype
     shape = (1, *given.data.shape[1:])
     return pend(shape, kind, lambda dst: reducing.tensor_partition_reduce(dst, op, given.data))
@@ -309,7 +256,7 @@ def tensor_copy_predicated(
     dtype: Any = None,
 ) -> None:
     """Copies elements of src to dst where the predicate holds."""
-    given = _Operands(dst, mask)
+    given = Operands(dst, mask)
     source, where = given.number(src), given.view(predicate)
     current().flush()
     select.tensor_copy_predicated(given.data, source, where, reverse_pred=reverse_pred)
@@ -328,241 +275,3 @@ def memset(shape: Any, value: Any, dtype: Any, *, mask: Any = None, engine: Any 
     return pend(
         lengths, dtype, lambda dst: vector.memset(dst, number, engine=chosen), mask=Mask.of(mask, lengths)
     )
-
-
-def iota(expr: Any, dtype: Any, *, mask: Any = None) -> Tile:
-    """Returns the numbers of an index expression."""
-    if isinstance(expr, int | np.integer):
-        expr = IndexTile((1, 1), int(expr), (0, 0))
-    if not isinstance(expr, IndexTile):
-        raise current().refuse("operand", "iota takes an affine expression of arange")
-    steps, lengths = expr.steps, expr.shape
-    pattern = [[s, n] for s, n in zip(steps[1:], lengths[1:], strict=True)]
-    return pend(
-        lengths,
-        dtype,
-        lambda dst: select.iota(dst, pattern, offset=expr.base, channel_multiplier=steps[0]),
-        mask=Mask.of(mask, lengths),
-    )
-
-
-def affine_select(
-    pred: Any, on_true_tile: Any, on_false_value: Any, *, mask: Any = None, dtype: Any = None
-) -> Tile:
-    """Returns a tile where the predicate holds, and a number elsewhere."""
-    given = _Operands(on_true_tile, mask)
-    where = np.broadcast_to(np.asarray(pred, np.bool_), given.whole.shape)
-    if given.mask is not None and given.mask.exact is None:
-        where = where[given.mask.box]
-    number = scalar_or_operand(on_false_value)
-    return given.result(dtype, lambda dst: select.affine_select(dst, where, given.data, number))
-
-
-def range_select(
-    *,
-    on_true_tile: Any,
-    comp_op0: Any,
-    comp_op1: Any,
-    bound0: Any,
-    bound1: Any,
-    reduce_cmd: Any = ReduceName.idle,
-    reduce_res: Any = None,
-    reduce_op: Any = np.amax,
-    range_start: int = 0,
-    on_false_value: float = select.LOWEST,
-    mask: Any = None,
-    dtype: Any = None,
-) -> Tile:
-    """Returns the elements whose index in the partition is within bounds, and a number elsewhere."""
-    given = _Operands(on_true_tile, mask)
-    low, high = given.view(bound0), given.view(bound1)
-    sums = None if reduce_res is None else given.view(reduce_res)
-    command = ReduceCommand[ReduceName(reduce_cmd).name]
-    return given.result(
-        dtype,
-        lambda dst: select.range_select(
-            dst,
-            given.data,
-            comp_op0,
-            comp_op1,
-            low,
-            high,
-            reduce_cmd=command,
-            reduce_res=sums,
-            range_start=int(range_start),
-            on_false_value=on_false_value,
-        ),
-    )
-
-
-def select_reduce(
-    *,
-    dst: Any,
-    predicate: Any,
-    on_true: Any,
-    on_false: Any,
-    reduce_res: Any = None,
-    reduce_cmd: Any = ReduceName.idle,
-    reduce_op: Any = np.amax,
-    reverse_pred: bool = False,
-    mask: Any = None,
-    dtype: Any = None,
-) -> None:
-    """Writes on_true to dst where the predicate holds, and on_false elsewhere."""
-    given = _Operands(dst, mask)
-    where, first, second = given.view(predicate), given.view(on_true), given.number(on_false)
-    sums = None if reduce_res is None else given.view(reduce_res)
-    current().flush()
-    select.select_reduce(
-        given.data,
-        where,
-        first,
-        second,
-        reduce_res=sums,
-        reduce_cmd=ReduceCommand[ReduceName(reduce_cmd).name],
-        reverse_pred=reverse_pred,
-    )
-
-
-def bn_stats(data: Any, *, mask: Any = None, dtype: Any = None) -> Tile:
-    """Returns the statistics of each partition, [P, 6]."""
-    return _of_partitions(data, mask, dtype, 6, statistics.bn_stats)
-
-
-def bn_aggr(data: Any, *, mask: Any = None, dtype: Any = None) -> Tile:
-    """Returns mean and variance of each partition, [P, 2]."""
-    return _of_partitions(data, mask, dtype, 2, statistics.bn_aggr)
-
-
-def max8(*, src: Any, mask: Any = None, dtype: Any = None) -> Tile:
-    """Returns the 8 largest elements of each partition."""
-    return _of_partitions(src, mask, dtype, 8, statistics.max8)
-
-
-def nc_find_index8(*, data: Any, vals: Any, mask: Any = None, dtype: Any = None) -> Tile:
-    """Returns where 8 values stand in each partition."""
-    values = operand(vals)
-    kind = dtype if dtype is not None else np.uint32
-    return _of_partitions(data, mask, kind, 8, lambda dst, view: statistics.nc_find_index8(dst, view, values))
-
-
-def _of_partitions(data: Any, mask: Any, dtype: Any, count: int, run: Any) -> Tile:
-    """Returns the result of an instruction that gives `count` numbers a partition."""
-    given = _Operands(data, mask)
-    rows = None
-    if given.mask is not None and given.mask.exact is None and given.mask.box[0] != slice(None):
-        rows = Mask((given.mask.box[0], slice(None)), None)
-    kind = dtype if dtype is not None else given.whole.dtype
-    return pend((given.whole.shape[0], count), kind, lambda dst: run(dst, given.data), mask=rows)
-
-
-def nc_match_replace8(
-    *, data: Any, vals: Any, imm: Any, dst_idx: Any = None, mask: Any = None, dtype: Any = None
-) -> Tile:
-    """Returns data with each of 8 values replaced once."""
-    given = _Operands(data, mask)
-    values = operand(vals)
-    places = None if dst_idx is None else operand(dst_idx)
-    return given.result(
-        dtype,
-        lambda dst: statistics.nc_match_replace8(dst, given.data, values, float(imm), dst_idx=places),
-    )
-
-
-def nc_stream_shuffle(src: Any, dst: Any, shuffle_mask: Any, *, dtype: Any = None, mask: Any = None) -> None:
-    """Shuffles partitions within groups of 32."""
-    source, target = operand(src), operand(dst)
-    current().flush()
-    partitions.nc_stream_shuffle(target, source, shuffle_mask)
-
-
-def local_gather(
-    src_buffer: Any, index: Any, num_elem_per_idx: int = 1, num_valid_indices: Any = None, *, mask: Any = None
-) -> Tile:
-    """Returns runs of elements, by indices that the 16 partitions of a GpSimd core share."""
-    source, at = operand(src_buffer), operand(index)
-    count = int(num_valid_indices or at.free * partitions.CORE)
-    columns = -(-count // partitions.CORE)
-    shape = (source.partitions, columns, partitions.CORE, int(num_elem_per_idx))
-    if count % partitions.CORE:
-        shape = (source.partitions, count, 1, int(num_elem_per_idx))
-    return pend(
-        shape,
-        source.dtype,
-        lambda dst: partitions.local_gather(dst, source, at, int(num_elem_per_idx), count),
-    )
-
-
-def sequence_bounds(*, segment_ids: Any, dtype: Any = None) -> Tile:
-    """Returns where the segment of each element starts and ends, [1, 2, N]."""
-    ids = operand(segment_ids)
-    kind = dtype if dtype is not None else ids.dtype
-    return pend((1, 2, ids.free), kind, lambda dst: partitions.sequence_bounds(dst, ids))
-
-
-def dma_copy(
-    *,
-    dst: Any,
-    src: Any,
-    mask: Any = None,
-    dst_rmw_op: Any = None,
-    oob_mode: Any = None,
-    dge_mode: Any = None,
-) -> None:
-    """Copies between HBM and SBUF."""
-    if dst_rmw_op is not None and name_of(dst_rmw_op) != "add":
-        raise current().refuse("unsupported", "dma_copy: dst_rmw_op is np.add or none")
-    skip = oob_mode is not None and int(oob_mode) == OobMode.skip
-    if isinstance(dst, Rows):
-        scattered(dst, src.part, skip=skip, add=dst_rmw_op is not None)
-        return
-    source, target = src.part, dst.part
-    current().flush()
-    if isinstance(src, Rows):
-        transfers.dma_gather(target, source, src.index, skip=skip, add=dst_rmw_op is not None)
-        return
-    part = Mask.of(mask, source.shape)
-    target = target.fitted(source.shape)
-    if part is not None:
-        source, target = part.crop(source), part.part(target)
-    transfers.dma_copy(target, source, add=dst_rmw_op is not None)
-
-
-def dma_transpose(
-    src: Any, *, axes: Any = None, mask: Any = None, dtype: Any = None, dge_mode: Any = None
-) -> Tile:
-    """Returns a tile with its first and last axes exchanged."""
-    view = src.part
-    order = transfers.TRANSPOSED.get(view.ndim, ())
-    shape = tuple(view.shape[a] for a in order)
-    kind = dtype if dtype is not None else view.dtype
-    return pend(shape, kind, lambda dst: transfers.dma_transpose(dst, view, axes))
-
-
-def get_nc_version() -> Any:
-    """Returns the generation of the core."""
-    return NcVersion(int(current().generation[1:]))
-
-
-class NcVersion(IntEnum):
-    """Generations of NeuronCores."""
-
-    gen2 = 2
-    gen3 = 3
-    gen4 = 4
-
-
-class DgeMode(IntEnum):
-    """Ways to make the descriptors of a transfer."""
-
-    none = 0
-    swdge = 1
-    hwdge = 2
-    unknown = 3
-
-
-class OobMode(IntEnum):
-    """Effects of an index outside of its tensor."""
-
-    error = 0
-    skip = 1

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from corepipe.nki.dialects.kernels import Runner, decorator
-from corepipe.nki.dialects.legacy import instructions, language
+from corepipe.nki.dialects.legacy import instructions, language, operands, selections
 from corepipe.nki.dialects.legacy.allocation import allocator
 from corepipe.nki.dialects.legacy.memory import PSUM, SBUF
 
@@ -31,18 +31,19 @@ class TensorType:
 def _isa() -> dict[str, Any]:
     names: dict[str, Any] = {
         name: _named(value)
-        for name, value in vars(instructions).items()
-        if isfunction(value) and value.__module__ == instructions.__name__ and name[0] != "_"
+        for module in (instructions, selections)
+        for name, value in vars(module).items()
+        if isfunction(value) and value.__module__ == module.__name__ and name[0] != "_"
     }
-    del names["engine_of"]
-    engine = instructions.EngineName
+    engine = operands.EngineName
     names.update({f"{e.name}_engine": e for e in engine})
     names.update(
         engine=engine,
-        reduce_cmd=instructions.ReduceName,
-        dge_mode=instructions.DgeMode,
-        oob_mode=instructions.OobMode,
-        nc_version=instructions.NcVersion,
+        reduce_cmd=operands.ReduceName,
+        dge_mode=operands.DgeMode,
+        oob_mode=operands.OobMode,
+        nc_version=operands.NcVersion,
+        get_nc_version=operands.get_nc_version,
         fp32=language.names()["fp32"],
     )
     return names
