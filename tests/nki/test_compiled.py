@@ -335,7 +335,7 @@ KERNELS += [
 
 @pytest.mark.parametrize("kernel", KERNELS)
 def test_long_loops_have_the_traffic_and_memory_of_all_their_turns(kernel: Callable[[Kernel], None]) -> None:
-    """What one block of a turn before a gap stands for is spilled in part: a few blocks differ."""
+    """A few blocks differ: what one block of a turn before a gap stands for is spilled in part."""
     sampled, every = run(kernel), run(kernel, whole_=True)
     assert len(sampled.stream) < len(every.stream)
     for name in ("read", "written", "spilled", "reloaded"):

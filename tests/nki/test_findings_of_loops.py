@@ -23,7 +23,7 @@ CELLS = 6
 """Parts of the tensor that turns share."""
 
 Access = tuple[bool, int, int]
-"""Whether it writes, and the first cell and the one after the last."""
+"""True for a write, then the first cell and the one after the last."""
 
 
 @st.composite

@@ -79,7 +79,7 @@ class Turn:
 
 @dataclass(frozen=True, slots=True)
 class Skip:
-    """So many turns were like the turn before this mark; the last turn of the loop follows."""
+    """The turns that are left out here: they were like the turn before, and the loop's last turn follows."""
 
     loop: Loop
     turns: int

@@ -11,7 +11,7 @@ from corepipe.nki.core.recorder import current
 from corepipe.nki.core.tensors import View
 from corepipe.nki.dialects.legacy.broadcasts import Broadcast, broadcast_to, spread
 from corepipe.nki.dialects.legacy.results import Mask, fresh
-from corepipe.nki.dialects.legacy.tiles import Tile, operand, pend, scalar_or_operand
+from corepipe.nki.dialects.legacy.tiles import Functions, Tile, operand, pend, scalar_or_operand
 from corepipe.nki.dialects.legacy.types import wider, with_number
 from corepipe.nki.isa import scalar, select, vector
 from corepipe.nki.isa.operations import COMPARISONS
@@ -20,8 +20,6 @@ LOGICAL = {*COMPARISONS, "logical_and", "logical_or", "logical_xor", "logical_no
 """Functions whose results are booleans."""
 
 BOOL: np.dtype[Any] = np.dtype(np.bool_)
-
-spread_to = broadcast_to
 
 
 def binary(op: str, x: Any, y: Any, *, dtype: Any = None, mask: Any = None) -> Tile:
@@ -182,3 +180,6 @@ def _as_view(value: Any, shape: tuple[int, ...], dtype: np.dtype[Any]) -> View:
     filled = fresh(shape, dtype)
     vector.memset(filled, value)
     return filled
+
+
+Tile.functions = Functions(binary, unary, copy, invert, broadcast_to)

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import replace
-from functools import cache
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from math import prod
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -17,11 +16,25 @@ from corepipe.nki.dialects.legacy.results import Mask, Pending, Run
 from corepipe.nki.isa import vector
 
 
+@dataclass(frozen=True, slots=True)
+class Functions:
+    """The functions of the language that operators and methods of tiles are short for."""
+
+    binary: Callable[..., Any]
+    unary: Callable[..., Any]
+    copy: Callable[..., Any]
+    invert: Callable[..., Any]
+    spread_to: Callable[..., Any]
+
+
 class Tile:
     """A tensor or a part of one, or a result that has no place yet."""
 
     __slots__ = ("_pending", "_view")
     __array_ufunc__ = None
+
+    functions: ClassVar[Functions]
+    """They are made of tiles themselves: `elementwise` puts them here."""
 
     def __init__(self, view: View | None, pending: Pending | None = None) -> None:
         self._view, self._pending = view, pending
@@ -96,12 +109,12 @@ class Tile:
         return Tile(self.part.reshaped(tuple(wanted)))
 
     def broadcast_to(self, shape: Sequence[int], **_hints: Any) -> Tile:
-        spread: Tile = _functions().spread_to(self, shape)
+        spread: Tile = Tile.functions.spread_to(self, shape)
         return spread
 
     def astype(self, dtype: Any) -> Tile:
         """Returns a copy in another type."""
-        copied: Tile = _functions().copy(self, dtype=dtype)
+        copied: Tile = Tile.functions.copy(self, dtype=dtype)
         return copied
 
     def expand_dims(self, axis: int | Sequence[int]) -> Tile:
@@ -217,10 +230,10 @@ class Tile:
         return self
 
     def __abs__(self) -> Any:
-        return _functions().unary("abs", self)
+        return Tile.functions.unary("abs", self)
 
     def __invert__(self) -> Any:
-        return _functions().invert(self)
+        return Tile.functions.invert(self)
 
 
 class Rows(Tile):
@@ -252,16 +265,8 @@ def rows_of(tensor: Tile, keys: tuple[Any, ...]) -> Rows:
     return Rows(rows.fitted((rows.shape[0], *(free or (1,)))), operand(index))
 
 
-@cache
-def _functions() -> Any:
-    """Returns the functions that operators call, which are made of tiles themselves."""
-    from corepipe.nki.dialects.legacy import elementwise  # noqa: PLC0415
-
-    return elementwise
-
-
 def _binary(op: str, x: Any, y: Any) -> Any:
-    return _functions().binary(op, x, y)
+    return Tile.functions.binary(op, x, y)
 
 
 def pend(
