@@ -49,7 +49,7 @@ def test_each_option_is_a_setting_and_none_is_the_servers() -> None:
     assert names <= {*EngineConfig.model_fields, *ServerConfig.model_fields}
     assert not names & {*COMMON}
     json = {"speculative_config", "kv_events_config", "lora_modules"}  # which has commas
-    others = {"model", "first_core", "cores", *json}
+    others = {"model", "first_core", "cores", "kernels", *json}  # kernels are Python that the server runs
     assert {*EngineConfig.model_fields} == {*others, *COMMON, *names} - {
         "chat_template", "tool_call_parser", "reasoning_parser",
     }  # fmt: skip

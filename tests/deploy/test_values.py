@@ -107,7 +107,7 @@ OTHER_FLAGS = {"model", "host", "port", "api_key", "insecure", "served_model_nam
     "record", "record_redact", "replay", "replay_else", "replay_pace", "fleet", "replicas", "max_replicas",
     "slo", "verbose", "store_dir", "store_bytes", "store_seconds", "max_file_bytes",
     "drop_hosted_tools",
-    "models_dir", "max_models", "sleep_idle_seconds",
+    "models_dir", "max_models", "sleep_idle_seconds", "kernel",
 }  # fmt: skip
 """Flags that tests of their own look at, that follow from other values, or that are for CI alone or for
 machines without Kubernetes."""
