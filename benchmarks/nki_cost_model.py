@@ -53,6 +53,7 @@ CASES = (
     Case("attention", "attention.py:attention_prompt", "llama-3.1-8b", 8, PROMPTS),
     Case("attention-decode", "attention.py:attention_decode", "llama-3.1-8b", 8, ANSWERS),
     Case("scan", "scan.py:scan_5", "mamba2-130m", 1, PROMPTS),
+    Case("scan-decode", "scan_decode.py:scan_decode", "mamba2-130m", 1, ANSWERS),
     Case("experts", "experts.py:experts", "mixtral-8x7b", 8, PROMPTS[1:]),
 )
 

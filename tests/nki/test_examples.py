@@ -40,11 +40,12 @@ def example(name: str) -> ModuleType:
     return module
 
 
-def check(kernel: Any, inputs: list[Any], expected: np.ndarray, bound: float, target: str = "trn2") -> None:
+def check(kernel: Any, inputs: list[Any], expected: Any, bound: float, target: str = "trn2") -> None:
     result = nki.simulate(kernel, *inputs, target=target)
-    (output,) = result.outputs
-    assert output.shape == expected.shape
-    assert np.abs(output - expected).max() <= bound * np.abs(expected).max()
+    wanted = expected if isinstance(expected, tuple) else (expected,)
+    for output, array in zip(result.outputs, wanted, strict=True):
+        assert output.shape == array.shape
+        assert np.abs(output - array).max() <= bound * np.abs(array).max()
     assert not result.findings
     alone = nki.simulate(kernel, *inputs, target=target, values=False)
     assert not alone.outputs
@@ -86,6 +87,13 @@ def test_experts_add_up_by_their_weights() -> None:
     module = example("experts")
     inputs = module.get_inputs()
     check(module.experts, inputs, module.reference(*inputs), EXACT)
+
+
+@pytest.mark.parametrize("sizes", [{}, {"sequences": 3, "heads": 9, "channels": 80, "states": 16}])
+def test_a_scan_of_answers_returns_rows_and_states(sizes: dict[str, int]) -> None:
+    module = example("scan_decode")
+    inputs = module.get_inputs(**sizes)
+    check(module.scan_decode, inputs, module.reference(*inputs), EXACT)
 
 
 @pytest.mark.parametrize("name", ["scan", "rmsnorm_product"])

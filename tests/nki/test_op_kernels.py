@@ -233,13 +233,14 @@ def test_a_server_at_the_devices_pace_a_simulation_and_a_profile_agree(
 ) -> None:
     """The server runs kernels while it starts, and never again."""
     attention, scan = EXAMPLES / "attention.py", EXAMPLES / "scan.py"
+    answers = EXAMPLES / "scan_decode.py"
     cases = {
         "norms": (TINY, (f"rmsnorm={norms}:counted",)),
         "attention": (
             TINY,
             (f"attention={attention}:attention_prompt", f"attention-decode={attention}:attention_decode"),
         ),
-        "scan": (small_mamba2(tmp_path), (f"scan={scan}:scan_5",)),
+        "scan": (small_mamba2(tmp_path), (f"scan={scan}:scan_5", f"scan-decode={answers}:scan_decode")),
     }  # fmt: skip
     case = Bridged(*cases[name])
     told, kernels = case.served()
