@@ -16,7 +16,7 @@ BANK = nl.tile_size.gemm_moving_fmax
 
 @nki.jit
 def scan_decode(x, dt, a, b, c, skip, state):
-    """States are partitions: TensorE adds outer products and reads, VectorE decays, one sequence after another.
+    """TensorE makes outer products and reads states, VectorE decays them, one sequence after another.
 
     Products choose a sequence by its row: b, c and skip x are 0 in the rows of all others.
     """
