@@ -20,6 +20,7 @@ from types import ModuleType
 from corepipe import nki
 from corepipe.nki.core.instructions import Engine
 from corepipe.nki.run.simulate import Result
+from corepipe.nki.timing.times import Gap
 
 ROOT = Path(__file__).parents[1]
 EXAMPLES = ROOT / "examples" / "nki"
@@ -39,6 +40,7 @@ STYLE = """
  .step{font-weight:600}
  .lane{fill:#9ca3af;fill-opacity:.18}
  .tensor{fill:#2563eb}.vector{fill:#059669}.scalar{fill:#d97706}.gpsimd{fill:#9333ea}.dma{fill:#6b7280}
+ .gap{fill:#9ca3af;fill-opacity:.3}
  @media (prefers-color-scheme:dark){text{fill:#d1d5db}}
 """
 
@@ -84,8 +86,22 @@ def picture(name: str, results: Sequence[tuple[str, str, Result]], window: float
 
 def _panel(entry: str, result: Result, window: float, top: int) -> str:
     text = f'<text class="step" x="{LEFT}" y="{top + 14}">{entry}: {result.latency_us:,.0f} us</text>'
-    return text + "".join(
-        _lane(result, engine, window, top + TITLE + LANE * i) for i, engine in enumerate(LANES)
+    lanes = (_lane(result, engine, window, top + TITLE + LANE * i) for i, engine in enumerate(LANES))
+    gaps = (_gap(gap, window, top + TITLE) for gap in result.times.gaps)
+    return text + "".join(lanes) + "".join(gaps)
+
+
+def _gap(gap: Gap, window: float, top: int) -> str:
+    """Returns a band over all lanes where turns of a loop were not drawn, as far as it is in the window."""
+    inner = WIDTH - LEFT - RIGHT
+    low, high = (LEFT + round(min(inner, t * 1e6 / window * inner)) for t in (gap.start, gap.end))
+    if high - low < 4:
+        return ""
+    words = f"{gap.turns:,} turns like those before" if high - low > 160 else ""
+    height = LANE * len(LANES) - 3
+    return (
+        f'<rect class="gap" x="{low}" y="{top}" width="{high - low}" height="{height}"/>'
+        f'<text x="{(low + high) // 2}" y="{top + height // 2 + 4}" text-anchor="middle">{words}</text>'
     )
 
 

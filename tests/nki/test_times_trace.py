@@ -20,19 +20,23 @@ from corepipe.nki.timing.trace import save_trace
 from tests.perfetto_reader import ReadTrack, read
 
 
-@pytest.fixture(scope="module")
-def times() -> Times:
-    """The times of a kernel that adds eight pairs of tiles."""
+def added(tiles: int) -> Times:
+    """Returns the times of a kernel that doubles so many tiles."""
     recorder = Recorder("v2", legacy=True, values=False)
     with recording(recorder):
-        source = whole(recorder.give("x", np.zeros((1024, 512), np.float32)))
-        target = whole(recorder.allocate(Space.HBM, (1024, 512), np.float32))
-        for i in recorder.loop(LoopKind.AFFINE, range(8)):
+        source = whole(recorder.give("x", np.zeros((128 * tiles, 512), np.float32)))
+        target = whole(recorder.allocate(Space.HBM, (128 * tiles, 512), np.float32))
+        for i in recorder.loop(LoopKind.AFFINE, range(tiles)):
             tile = whole(recorder.allocate(Space.SBUF, (128, 512), np.float32))
             dma_copy(tile, source[128 * i : 128 * i + 128])
             tensor_tensor(tile, tile, tile, "add")
             dma_copy(target[128 * i : 128 * i + 128], tile)
     return timed(recorder)
+
+
+@pytest.fixture(scope="module")
+def times() -> Times:
+    return added(8)
 
 
 @pytest.fixture(scope="module")
@@ -64,3 +68,17 @@ def test_slices_of_a_track_do_not_overlap_and_name_op_and_line(
             assert piece.name in {"dma_copy", "tensor_tensor"}
             assert piece.args["line"].startswith("test_times_trace.py:")
     assert slices == 24
+
+
+def test_turns_that_were_not_simulated_are_shown_as_such(tmp_path: Path) -> None:
+    times = added(60)
+    (gap,) = times.gaps
+    assert 0 < gap.start < gap.end < times.seconds
+    (last,) = [s for s in times.spans if s.engine is Engine.VECTOR and s.start > gap.end]
+    assert len([s for s in times.spans if s.engine is Engine.VECTOR]) + gap.turns == 60
+    path = tmp_path / "kernel.pftrace"
+    save_trace(times, path)
+    ((_, track),) = [item for item in read(path).items() if item[0][1] == "turns like those before"]
+    (piece,) = track.slices
+    assert (piece.name, piece.end) == (f"{gap.turns} turns", round(gap.end * 1e9))
+    assert last.start * 1e9 > piece.end

@@ -17,7 +17,7 @@ from corepipe.nki.timing.costs import DMA_END, DMA_START, TABLE_LOAD, Costs, tab
 from corepipe.nki.timing.queues_lanes import Lane
 from corepipe.nki.timing.queues_memory import Block, Buffers, Part, Rotation, Uses
 from corepipe.nki.timing.queues_room import Key
-from corepipe.nki.timing.times import Span
+from corepipe.nki.timing.times import Gap, Span
 
 
 @dataclass(slots=True)
@@ -74,6 +74,7 @@ class Queues:
         self._end = 0.0
         self.sums = Sums()
         self.spans: list[Span] = []
+        self.gaps: list[Gap] = []
 
     @property
     def seconds(self) -> float:
@@ -89,7 +90,7 @@ class Queues:
                 if event.loop.skipped:
                     self._marks.setdefault(event.loop.number, []).append(self._mark())
             elif isinstance(event, Skip):
-                self._skip(self._marks[event.loop.number], event.turns)
+                self._skip(self._marks[event.loop.number], event)
             elif isinstance(event, LoopEnd):
                 self._marks.pop(event.loop.number, None)
                 if not self._marks:
@@ -108,17 +109,19 @@ class Queues:
         yield from self._lanes.values()
         yield from self._issue.values()
 
-    def _skip(self, marks: Sequence[Mark], left_out: int) -> None:
+    def _skip(self, marks: Sequence[Mark], skip: Skip) -> None:
         """Repeats the mean of the last two turns: on each queue, and in memory that is used in turn.
 
         A queue that ran ahead until it had to wait moved on by more than it will, but no queue is faster than
         the end of all; one that moves too little waits in the turn that follows.
         """
         before, last = marks[-2:] if len(marks) > 1 else (marks[-1], marks[-1])
-        times = left_out / (2 if len(marks) > 1 else 1)
+        times = skip.turns / (2 if len(marks) > 1 else 1)
         steady = self._end - before.end
         if len(marks) > 2:  # a turn in which queues catch up is none that repeats
             steady = min(steady, last.end - marks[-3].end)
+        end = (self._end + times * steady) * 1e-9
+        self.gaps.append(Gap(skip.turns, self._end * 1e-9, end, skip.loop.site))
         passed = {}
         for engine, lane in self._lanes.items():
             key = ("busy", engine)

@@ -72,6 +72,7 @@ def times_of(found: Compiled, recorder: Recorder, fitted: Fitted) -> Times:
         found.memory,
         sums.bound(queues.seconds),
         tuple(sorted(queues.spans, key=lambda span: span.start)),
+        tuple(queues.gaps),
     )
 
 

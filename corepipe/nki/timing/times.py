@@ -26,6 +26,16 @@ class Span:
 
 
 @dataclass(frozen=True, slots=True)
+class Gap:
+    """Turns of a long loop of which no span is kept, since they are like those before; seconds."""
+
+    turns: int
+    start: float
+    end: float
+    site: Site
+
+
+@dataclass(frozen=True, slots=True)
 class EngineTime:
     """The work of an engine: seconds that it was busy, and its instructions."""
 
@@ -74,7 +84,7 @@ class Times:
     seconds: from the start to the end of the kernel on the device, as `nki.benchmark` counts.  low, high: an
     interval; `known` says in words what it rests on.  lines: seconds by the line of the source, the busy
     times of all engines.  bound: the engine or the wait that sets the time.  spans: what was simulated, by
-    start; turns that were extrapolated are not in it.
+    start; turns that were extrapolated are not in it, but in `gaps`.
     """
 
     seconds: float
@@ -87,3 +97,4 @@ class Times:
     memory: Memory
     bound: str
     spans: Sequence[Span] = field(repr=False, default=())
+    gaps: Sequence[Gap] = field(repr=False, default=())

@@ -8,7 +8,7 @@ from pathlib import Path
 from corepipe.neuron.timing.perfetto import write
 from corepipe.neuron.timing.trace import PerfettoTrace, Slice, TraceCounter, TraceProcess, Track
 from corepipe.nki.core.instructions import Engine
-from corepipe.nki.timing.times import Span, Times
+from corepipe.nki.timing.times import Gap, Span, Times
 
 
 def save_trace(times: Times, path: str | Path) -> int:
@@ -17,12 +17,15 @@ def save_trace(times: Times, path: str | Path) -> int:
 
 
 def trace(times: Times) -> PerfettoTrace:
-    """Returns a track for each engine and DMA queue; turns that were extrapolated are gaps in them."""
+    """Returns a track for each engine and DMA queue, and one for the turns that were extrapolated: they are
+    gaps in the others."""
     tracks = [
         Track(name, tuple(_slices(spans)))
         for engine in Engine
         for name, spans in _queues(engine, [s for s in times.spans if s.engine is engine])
     ]
+    if times.gaps:
+        tracks.append(Track("turns like those before", tuple(_left_out(times.gaps))))
     counters = (
         TraceCounter("SBUF, most in use", "bytes", ((0.0, times.memory.sbuf),)),
         TraceCounter("PSUM, most in use", "bytes", ((0.0, times.memory.psum),)),
@@ -47,6 +50,11 @@ def _queues(engine: Engine, spans: Sequence[Span]) -> Iterable[tuple[str, list[S
 def _slices(spans: Iterable[Span]) -> Iterable[Slice]:
     for span in spans:
         yield Slice(span.op, span.start, span.end, {"line": str(span.site)})
+
+
+def _left_out(gaps: Sequence[Gap]) -> Iterable[Slice]:
+    for gap in gaps:
+        yield Slice(f"{gap.turns} turns", gap.start, gap.end, {"line": str(gap.site)})
 
 
 def _in_flight(spans: Sequence[Span]) -> Iterable[tuple[float, float]]:
