@@ -172,6 +172,15 @@ VALUES = (
         kind=Kind.FINDING,
     ),
     Rule(
+        "ignored_keyword",
+        "keywords that are no parameter speak to the compiler",
+        "{operand} has no effect here",
+        "check how it is spelled",
+        "corepipe",
+        dialects=(LEGACY,),
+        kind=Kind.FINDING,
+    ),
+    Rule(
         "unused_result",
         "an instruction costs time",
         "nothing reads the result",

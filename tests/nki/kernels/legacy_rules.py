@@ -371,6 +371,13 @@ def input_written(x, mended):
     return output
 
 
+def ignored_keyword(x, mended):
+    given = {"lazy_initialization": True} if mended else {"lazy_initialisation": True}
+    t = nl.zeros((par_dim(128), 512), dtype=nl.float32, **given)  # broken
+    t[...] = nl.load(x)
+    return sink(t)
+
+
 def unused_result(x, mended):
     t = nl.load(x)
     y = nl.square(t)  # broken

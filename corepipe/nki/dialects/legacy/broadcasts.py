@@ -10,6 +10,7 @@ import numpy as np
 from corepipe.nki.core.buffers import Space
 from corepipe.nki.core.recorder import current
 from corepipe.nki.core.tensors import View
+from corepipe.nki.dialects.legacy.hints import take_hints
 from corepipe.nki.dialects.legacy.results import fresh
 from corepipe.nki.dialects.legacy.tiles import Tile, operand
 from corepipe.nki.isa.tensor import nc_matmul
@@ -103,8 +104,9 @@ def _flat(view: View) -> View:
     return view if view.ndim == 2 else view.reshaped((view.partitions, view.free))
 
 
-def broadcast_to(src: Tile, shape: Sequence[int], **_hints: Any) -> Tile:
+def broadcast_to(src: Tile, shape: Sequence[int], **hints: Any) -> Tile:
     """Returns a tile repeated to `shape` as numpy does."""
+    take_hints("broadcast_to", hints)
     wanted = tuple(int(n) for n in shape)
     view = operand(src)
     if view.space is Space.HBM or view.partitions == wanted[0]:

@@ -10,6 +10,7 @@ import numpy as np
 from corepipe.nki.core.affine import IndexTile
 from corepipe.nki.core.instructions import LoopKind
 from corepipe.nki.core.recorder import current
+from corepipe.nki.dialects.legacy.hints import take_hints
 
 
 class LoopIndex(int):
@@ -26,18 +27,21 @@ def _turns(kind: LoopKind, arguments: tuple[Any, ...]) -> Iterator[LoopIndex]:
         yield turn
 
 
-def affine_range(*arguments: Any, **_hints: Any) -> Iterator[LoopIndex]:
+def affine_range(*arguments: Any, **hints: Any) -> Iterator[LoopIndex]:
     """Loops over turns that do not need one another."""
+    take_hints("affine_range", hints)
     return _turns(LoopKind.AFFINE, arguments)
 
 
-def sequential_range(*arguments: Any, **_hints: Any) -> Iterator[LoopIndex]:
+def sequential_range(*arguments: Any, **hints: Any) -> Iterator[LoopIndex]:
     """Loops over turns in order."""
+    take_hints("sequential_range", hints)
     return _turns(LoopKind.SEQUENTIAL, arguments)
 
 
-def static_range(*arguments: Any, **_hints: Any) -> Iterator[LoopIndex]:
+def static_range(*arguments: Any, **hints: Any) -> Iterator[LoopIndex]:
     """Loops over turns that are unrolled."""
+    take_hints("static_range", hints)
     return _turns(LoopKind.STATIC, arguments)
 
 

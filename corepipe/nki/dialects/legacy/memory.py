@@ -15,6 +15,7 @@ from corepipe.nki.core.instructions import LoopKind
 from corepipe.nki.core.recorder import Recorder, current
 from corepipe.nki.core.tensors import View, whole
 from corepipe.nki.dialects.legacy.elementwise import in_sbuf
+from corepipe.nki.dialects.legacy.hints import take_hints
 from corepipe.nki.dialects.legacy.results import Mask, fresh
 from corepipe.nki.dialects.legacy.tiles import Rows, Tile, operand, pend
 from corepipe.nki.isa import transfers, vector
@@ -47,8 +48,9 @@ class Partitions(int):
     """`par_dim(128)`: the length of the partition axis; axes before it are block axes."""
 
 
-def ndarray(shape: Sequence[int], dtype: Any, *, buffer: Any = None, name: str = "", **_hints: Any) -> Tile:
+def ndarray(shape: Sequence[int], dtype: Any, *, buffer: Any = None, name: str = "", **hints: Any) -> Tile:
     """Returns a new tensor."""
+    take_hints("ndarray", hints)
     return Tile(whole(_allocated(shape, dtype, _memory(buffer), name)))
 
 
@@ -89,9 +91,10 @@ def _in_hbm(recorder: Recorder, shape: list[int], dtype: Any, memory: Memory, na
 
 
 def full(
-    shape: Sequence[int], fill_value: Any, dtype: Any, *, buffer: Any = None, name: str = "", **_hints: Any
+    shape: Sequence[int], fill_value: Any, dtype: Any, *, buffer: Any = None, name: str = "", **hints: Any
 ) -> Tile:
     """Returns a tensor filled with a number: by memset in SBUF; a product that accumulates starts in PSUM."""
+    take_hints("full", hints)
     memory = _memory(buffer)
     view = whole(_allocated(shape, dtype, memory, name))
     if memory.space is Space.SBUF:
@@ -135,19 +138,22 @@ def zeros_like(a: Tile, dtype: Any = None, **options: Any) -> Tile:
     return zeros(a.shape, dtype if dtype is not None else a.dtype, **options)
 
 
-def shared_constant(constant: Any, dtype: Any = None, **_hints: Any) -> Tile:
+def shared_constant(constant: Any, dtype: Any = None, **hints: Any) -> Tile:
     """Returns a numpy array as a tensor in HBM."""
+    take_hints("shared_constant", hints)
     values = np.asarray(constant)
     return Tile(whole(current().give("", values if dtype is None else values.astype(np.dtype(dtype)))))
 
 
-def shared_identity_matrix(n: int, dtype: Any = np.uint8, **_hints: Any) -> Tile:
+def shared_identity_matrix(n: int, dtype: Any = np.uint8, **hints: Any) -> Tile:
     """Returns an identity matrix in HBM."""
+    take_hints("shared_identity_matrix", hints)
     return shared_constant(np.identity(int(n), np.dtype(dtype)))
 
 
-def load(src: Any, *, mask: Any = None, dtype: Any = None, **_hints: Any) -> Tile:
+def load(src: Any, *, mask: Any = None, dtype: Any = None, **hints: Any) -> Tile:
     """Loads a tile from HBM."""
+    take_hints("load", hints)
     if isinstance(src, Rows):
         return gathered(src, dtype)
     view = _elements(src)
@@ -176,8 +182,9 @@ def _elements(value: Any) -> View:
     return value.part
 
 
-def store(dst: Any, value: Any, *, mask: Any = None, **_hints: Any) -> None:
+def store(dst: Any, value: Any, *, mask: Any = None, **hints: Any) -> None:
     """Stores a tile to HBM; one in PSUM is copied to SBUF first."""
+    take_hints("store", hints)
     if isinstance(dst, Rows):
         scattered(dst, operand(value))
         return
@@ -211,8 +218,9 @@ def _on_chip(view: View) -> View:
     return in_sbuf(view if view.ndim > 1 else view.fitted((*view.shape, 1)))
 
 
-def load_transpose2d(src: Any, *, mask: Any = None, dtype: Any = None, **_hints: Any) -> Tile:
+def load_transpose2d(src: Any, *, mask: Any = None, dtype: Any = None, **hints: Any) -> Tile:
     """Loads a matrix from HBM and transposes it."""
+    take_hints("load_transpose2d", hints)
     view = _elements(src)
     part = Mask.of(mask, view.shape)
     source = view if part is None else part.crop(view)

@@ -108,8 +108,8 @@ class Tile:
             wanted[wanted.index(-1)] = self.size // max(1, -prod(wanted))
         return Tile(self.part.reshaped(tuple(wanted)))
 
-    def broadcast_to(self, shape: Sequence[int], **_hints: Any) -> Tile:
-        spread: Tile = Tile.functions.spread_to(self, shape)
+    def broadcast_to(self, shape: Sequence[int], **hints: Any) -> Tile:
+        spread: Tile = Tile.functions.spread_to(self, shape, **hints)
         return spread
 
     def astype(self, dtype: Any) -> Tile:
